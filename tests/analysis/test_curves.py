@@ -17,12 +17,12 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import curves, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.panels import arranged
-from grpo_lab.analysis.figures.seed_lines import points_each, seed_lines, thinned
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
 from grpo_lab.analysis.figures.style import Drawn, looks, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import mean_line
+from grpo_lab.analysis.tables.curves import curves_of, extremes, points_each, shortfalls, thinned
 from grpo_lab.config.design import read_design
 
 PC, KEPT = "reward/outcome", "reward/in_loss_mean"
@@ -67,19 +67,19 @@ def texts(figure: Figure) -> str:
 
 def test_a_thinned_line_keeps_its_ends_and_its_extremes() -> None:
     noise = np.random.default_rng(0).standard_normal(1000)
-    xs, values = thinned(np.arange(1000.0), noise, 40)
+    run = pd.DataFrame({"level": "", "arm": "a", "seed": 0, "metric": PC, "x": np.arange(1000.0), "value": noise})
+    xs, values = thinned(run, 40)[["x", "value"]].to_numpy().T
     assert len(xs) <= 40 and (xs[0], xs[-1]) == (0.0, 999.0) and (np.diff(xs) > 0).all()
     assert np.array_equal(noise[xs.astype(int)], values)  # the run's own points, none made up
     assert values.min() == noise.min() and values.max() == noise.max()
-    short = np.arange(40.0)
-    assert thinned(short, short, 40)[0] is short
+    assert len(thinned(run.head(40), 40)) == 40
 
 
 def test_every_stretch_keeps_its_lowest_and_highest_point() -> None:
     # 8 points kept of 12: edges at 0, 4, 8, 12, so stretches of 4 points, and both ends.
     values = np.array([1.0, 5, 0, 2, 3, 3, 9, 4, 7, 6, 8, 6.5])
-    xs, kept = thinned(np.arange(12.0), values, 8)
-    assert xs.tolist() == [0, 1, 2, 4, 6, 9, 10, 11] and kept.tolist() == [1, 5, 0, 3, 9, 6, 8, 6.5]
+    kept = extremes(values, 8)
+    assert kept.tolist() == [0, 1, 2, 4, 6, 9, 10, 11] and values[kept].tolist() == [1, 5, 0, 3, 9, 6, 8, 6.5]
 
 
 def test_points_are_shared_out_over_the_lines() -> None:
@@ -102,25 +102,25 @@ def test_the_band_is_the_t_interval_at_every_point() -> None:
 
 
 def test_what_is_missing_is_told_and_left_out(fall: SweepData) -> None:
-    assert seed_lines(fall, final_values(fall), [PC, DOWNSTREAM]).shortfalls == []
+    assert shortfalls(fall, final_values(fall), [PC, DOWNSTREAM]) == []
     whole = changed(fall, cell_of(fall, "base", 1), DOWNSTREAM, math.nan)
     holes = changed(whole, cell_of(whole, "+null", 0) & whole.points["step"].isin([3, 4]), PC, math.inf)
     holes = changed(holes, cell_of(holes, "+null", 0) & (holes.points["step"] == 9), PC, math.nan)
-    lines = seed_lines(holes, final_values(holes), [PC, DOWNSTREAM, "train/k3_ref"])
-    assert lines.shortfalls == [
+    assert shortfalls(holes, final_values(holes), [PC, DOWNSTREAM, "train/k3_ref"]) == [
         "3 reward/outcome values are missing or not finite and left out: +null, seed 0.",
         "eval/downstream/accuracy is missing for base, seed 1.",
         "train/k3_ref was not logged.",
     ]
-    (first, *_) = lines.of(PC, ("", "+null"))
-    assert len(first.x) == 97 and np.isfinite(first.value).all()  # 100 steps train, 3 of them are out
-    assert [line.seed for line in lines.of(DOWNSTREAM, ("", "base"))] == [0, 2, 3, 4]
+    curves = curves_of(holes, final_values(holes), [PC, DOWNSTREAM])
+    first = curves.query("arm == '+null' and seed == 0 and metric == @PC")
+    assert len(first) == 97 and np.isfinite(first["value"]).all()  # 100 steps train, 3 of them are out
+    assert set(curves.query("arm == 'base' and metric == @DOWNSTREAM")["seed"]) == {0, 2, 3, 4}
 
 
 def test_many_runs_with_something_missing_are_counted(fall: SweepData) -> None:
     data = synthetic_sweep(Planted(tricks=tuple("abcd"), kind="add_one", seeds=(0, 1), steps=20))
     without = changed(data, data.points["seed"] == 0, DOWNSTREAM, math.nan)
-    assert seed_lines(without, final_values(without), [DOWNSTREAM]).shortfalls == [
+    assert shortfalls(without, final_values(without), [DOWNSTREAM]) == [
         "eval/downstream/accuracy is missing for 5 runs of 5 arms."
     ]
 

@@ -1,4 +1,4 @@
-"""The four tables of a sweep hold the numbers of its runs, curves, effects and verdict."""
+"""The tables of a sweep hold the numbers of its runs, curves, effects and verdict."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def test_curves_hold_every_logged_value(dapo: Tables) -> None:
         logged = dapo.data.counted_points[metric].dropna()
         own = curves.loc[curves["metric"] == metric, "value"]
         assert len(own) == len(logged) and own.sum() == pytest.approx(logged.sum())
+
+
+def test_means_are_over_the_runs_that_came_to_the_common_budget(dapo: Tables) -> None:
+    own = dapo.means.query("arm == 'base' and metric == @DOWNSTREAM").iloc[-1]
+    final = dapo.finals.interval("", "base", DOWNSTREAM)
+    assert own["x"] == dapo.finals.budget and own["n"] == final.n == 5
+    assert own[["value", "low", "high"]].tolist() == pytest.approx([final.mean, final.low, final.high], abs=0.02)
+    assert set(dapo.means["metric"]) == set(dapo.curves["metric"])
 
 
 def test_effects_are_those_of_the_table_of_tricks(dapo: Tables) -> None:

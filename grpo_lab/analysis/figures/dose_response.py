@@ -17,7 +17,6 @@ from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import collapse_note
-from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
 from grpo_lab.analysis.figures.style import (
     Dashes,
     Drawn,
@@ -31,6 +30,7 @@ from grpo_lab.analysis.figures.style import (
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.tables.rows import as_columns, table_of
 
 OUTCOME = "reward/outcome"
 PANELS = {
@@ -105,7 +105,7 @@ def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFr
                     shown = as_columns(finals.interval(level, arm, metric))
                     shares = {name: 100 * shown[name] for name in ("value", "low", "high")}
                     rows.append(labels | {"part": "mean"} | shown | shares)
-    table = as_table(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
+    table = table_of(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
     return table.assign(x=table["arm"].map(found.values))
 
 

@@ -28,6 +28,12 @@ def arranged(arms: Sequence[str]) -> list[list[str]]:
     return [list(arms[start : start + columns]) for start in range(0, len(arms), columns)]
 
 
+def drawn_cells(data: SweepData, numbers: pd.DataFrame) -> list[Cell]:
+    """Every level and arm of a table, in declared order."""
+    found = set(zip(numbers["level"], numbers["arm"]))
+    return [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]
+
+
 def arm_rows(data: SweepData, cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
     """The rows of panels of a figure with one panel per arm and level: a level, and its arms in that row."""
     arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]

@@ -5,61 +5,45 @@ Drawn where the training grader accepts held-out answers that the evaluation ver
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, seeds_text
-from grpo_lab.analysis.figures.seed_lines import Lines, as_table, mean_rows, seed_lines, seed_rows
+from grpo_lab.analysis.figures.lines import draw_line, line_numbers, numbers_table
+from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, drawn_cells, seeds_text
 from grpo_lab.analysis.figures.style import (
+    BLACK,
     BLUE,
     VERMILLION,
-    Dashes,
     Drawn,
-    Entry,
+    Look,
     budget_label,
-    house_style,
-    new_figure,
-    write_footer,
-    write_legend,
+    drawing,
 )
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
-from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
+from grpo_lab.analysis.table_rows import groups_of
+from grpo_lab.analysis.tables.curves import curves_of, shortfalls
 
 VERIFIED = "eval/heldout_training/verified_accuracy"
 APART = 0.02  # share of held-out answers on which the two graders must differ somewhere
-
-
-@dataclass(frozen=True)
-class _Series:
-    metric: str
-    title: str
-    colour: str
-    dashes: Dashes
-    of_steps: bool = False  # logged at every step: smoothed
-    runs: bool = True  # whether single runs are drawn
-
-
-SERIES = (
-    _Series("reward/outcome", "training reward, by the training grader", VERMILLION, "-", of_steps=True),
-    _Series("eval/heldout/accuracy", "held-out accuracy by the evaluation verifier: the truth", BLUE, "-"),
-    _Series(HELDOUT, "held-out accuracy by the training grader", "black", ":", runs=False),
-)
-TRUTH = SERIES[1]
+OUTCOME, TRUTH = "reward/outcome", "eval/heldout/accuracy"
+SERIES = {
+    OUTCOME: (Look(VERMILLION), "training reward, by the training grader"),
+    TRUTH: (Look(BLUE), "held-out accuracy by the evaluation verifier: the truth"),
+    HELDOUT: (Look(BLACK, ":"), "held-out accuracy by the training grader"),
+}
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
     points = data.counted_points
-    if lacking := [name for name in (*(series.metric for series in SERIES), VERIFIED) if name not in points]:
+    if lacking := [name for name in (*SERIES, VERIFIED) if name not in points]:
         return f"{', '.join(lacking)} not logged"
     gap = (points[HELDOUT] - points[VERIFIED]).max()
     return "" if gap > APART else "the training grader and the evaluation verifier agree on held-out answers"
@@ -83,68 +67,52 @@ def draw_proxy(
         return None
     name = name or f"{data.record.name}_proxy"
     heading = heading or (data.design.question if data.design else "Does training reward track accuracy?")
-    lines = seed_lines(data, finals, [series.metric for series in SERIES])
-    found = [(level, arm) for level in data.levels for arm in arms or data.arms if (level, arm) in lines.cells]
-    numbers = _numbers(lines, found, finals.budget)
+    curves = curves_of(data, finals, list(SERIES))
+    curves = curves[curves["arm"].isin(arms or data.arms)]
+    numbers, places = _numbers(curves, finals), drawn_cells(data, curves)
     label, formatter = budget_label(finals.axis, finals.budget)
     bands = "thin: single runs; bold: mean over base models"
-    rows = len(arm_rows(data, found))
-    with house_style(name):
-        figure = new_figure(heading, 1.6 + 2.4 * rows)
-        over = _over(data, finals, lines, found)
-        panels = arm_panels(figure, data, found, over, (label, "share marked correct"), titles)
+    entries = [look.entry(words) for look, words in SERIES.values()]
+    with drawing(name, heading, 1.6 + 2.4 * len(arm_rows(data, places)), bands, entries) as figure:
+        over = {place: _over(data, finals, curves, place) for place in places}
+        panels = arm_panels(figure, data, places, over, (label, "share marked correct"), titles)
         for (level, arm), axes in panels.items():
-            _panel(axes, numbers[(numbers["level"] == level) & (numbers["arm"] == arm)])
+            own = numbers[(numbers["level"] == level) & (numbers["arm"] == arm)]
+            for metric, (look, _) in SERIES.items():
+                draw_line(axes, own[own["series"] == metric].assign(low=math.nan), look, metric, 0.35, 2.2)
         first = next(iter(panels.values()))
         first.set(ylim=(-0.02, 1.02), xlim=(0, finals.budget))
         first.xaxis.set_major_formatter(formatter)
         first.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # panels stand close to each other
-        write_legend(figure, _legend())
-        write_footer(figure, bands)
     smooth = f"Training reward: before any penalty, a running mean over {SMOOTHING:.0%} of the budget."
-    return Drawn(name, figure, numbers, bands, caption=" ".join([smooth, *lines.shortfalls]))
+    caption = " ".join([smooth, *shortfalls(data, finals, list(SERIES))])
+    return Drawn(name, figure, numbers, bands, caption=caption)
 
 
-def _legend() -> list[Entry]:
-    return [
-        (Line2D([], [], color=series.colour, linestyle=series.dashes, linewidth=1.8), series.title) for series in SERIES
-    ]
-
-
-def _over(data: SweepData, finals: FinalValues, lines: Lines, found: Sequence[Cell]) -> Mapping[Cell, str]:
+def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Cell) -> str:
     """Over a panel: how many runs, and where reward and accuracy end."""
-    texts = {}
-    for cell in found:
-        ends = [finals.interval(*cell, series.metric).mean for series in (SERIES[0], TRUTH)]
-        own = lines.of(SERIES[0].metric, cell)
-        bases = len({finals.bases[line.seed] for line in own if line.seed in finals.bases})
-        number = seeds_text(sum(line.reached for line in own), data.seeds_planned(*cell)).partition(",")[0]
-        number = f"{number} runs on {bases} base models" if bases > 1 else number
-        texts[cell] = f"{number}\nends: reward {ends[0]:.2f},\naccuracy {ends[1]:.2f}"
-    return texts
+    reward, accuracy = (finals.interval(*place, metric).mean for metric in (OUTCOME, TRUTH))
+    here = (curves["level"] == place[0]) & (curves["arm"] == place[1]) & (curves["metric"] == OUTCOME)
+    bases = len({finals.bases[seed] for seed in curves.loc[here, "seed"] if seed in finals.bases})
+    number = curves.loc[here & curves["reached"], "seed"].nunique()
+    runs = seeds_text(number, data.seeds_planned(*place)).partition(",")[0]
+    runs = f"{runs} runs on {bases} base models" if bases > 1 else runs
+    return f"{runs}\nends: reward {reward:.2f},\naccuracy {accuracy:.2f}"
 
 
-def _numbers(lines: Lines, found: Sequence[Cell], budget: float) -> pd.DataFrame:
+def _numbers(curves: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows: `part` is "seed" (a run, smoothed where it was logged at every step) or "mean"."""
-    rows: list[dict[str, Any]] = []
-    for level, arm in found:
-        for series in SERIES:
-            labels = {"level": level, "arm": arm, "series": series.metric}
-            own = lines.of(series.metric, (level, arm))
-            for line in own if series.runs else ():
-                smooth = running_mean(line.x, line.value, SMOOTHING * budget) if series.of_steps else line.value
-                rows += seed_rows(labels, replace(line, value=smooth, stopped=False), len(line.x))
-            rows += mean_rows(labels, own, budget, not series.of_steps)
-    return as_table(rows, ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"])
+    smooth = [_smooth(run, finals) for _, run in groups_of(curves, [*LABELS, "metric"], sort=False)]
+    rows = line_numbers(curves, finals, pd.concat(smooth))
+    return numbers_table([rows[(rows["part"] == "mean") | (rows["series"] != HELDOUT)]]).round(6)
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame) -> None:
-    for series in SERIES:
-        own = numbers[numbers["series"] == series.metric]
-        for _, run in own[own["part"] == "seed"].groupby("seed"):
-            axes.plot(run["x"], run["value"], color=series.colour, linewidth=0.6, alpha=0.35, label="seed")
-        mean = own[own["part"] == "mean"]
-        axes.plot(mean["x"], mean["value"], series.dashes, color=series.colour, linewidth=2.2, label=series.metric)
+def _smooth(run: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
+    """One run; a metric of every step as a running mean, drawn to its end without a mark of a collapse."""
+    run = run.assign(collapsed=False)
+    if run["metric"].iloc[0] != OUTCOME:
+        return run
+    return run.assign(value=running_mean(run["x"].to_numpy(), run["value"].to_numpy(), SMOOTHING * finals.budget))
 
 
 FIGURE = FigureKind(

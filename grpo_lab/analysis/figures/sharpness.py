@@ -12,7 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.panels import level_label
-from grpo_lab.analysis.figures.seed_lines import as_columns
 from grpo_lab.analysis.figures.style import (
     BLUE,
     GREY,
@@ -25,6 +24,7 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import bounds
+from grpo_lab.analysis.tables.rows import as_columns
 from grpo_lab.config.design import RANKED
 
 # Labels of differences from the mean of all arms, and the factor to points where a value is a share.

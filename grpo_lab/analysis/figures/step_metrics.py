@@ -5,35 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.panels import CROSS, Cell, level_label
-from grpo_lab.analysis.figures.seed_lines import Line, Lines, mean_rows, points_each, seed_lines, seed_rows
+from grpo_lab.analysis.figures.lines import draw_line, line_numbers, numbers_table
+from grpo_lab.analysis.figures.panels import Cell, drawn_cells, level_label
 from grpo_lab.analysis.figures.style import (
     FAINT,
     SMALL,
-    Dashes,
     Drawn,
-    Entry,
+    Look,
     budget_label,
-    house_style,
+    drawing,
     in_lines,
     looks,
-    new_figure,
-    write_footer,
-    write_legend,
+    sentences,
 )
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of, row_at
+from grpo_lab.analysis.tables.curves import curves_of, means_of, points_each, shortfalls, thinned
 from grpo_lab.analysis.tracks import KL
 from grpo_lab.tracking.metrics import is_touched, touched_metric
 
@@ -91,174 +86,126 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
     if (levels := len(dict.fromkeys(finals.values["level"]))) > _MOST:
         return f"{levels} levels do not fit side by side, {_MOST} do"
-    return "" if _gather(data, finals).metrics else "no run logged a step metric that is not 0 throughout"
+    curves = step_curves(data, finals)
+    return "" if _moved(curves) else "no run logged a step metric that is not 0 throughout"
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    lines: Lines
-    own: Lines
-    metrics: Sequence[StepMetric]  # with a value other than 0
-    zero: Sequence[StepMetric]
-    cells: Sequence[Cell]  # in declared order
-
-    def of(self, shown: StepMetric, cell: Cell) -> Sequence[Line]:
-        return (self.own if shown.metric == OWN else self.lines).of(shown.metric, cell)
-
-
-def _gather(data: SweepData, finals: FinalValues) -> _Gathered:
-    # The KL of an update stands in for the one from the initial policy, which older runs did not log.
-    left_out = "train/approx_kl" if KL in data.points else KL
-    metrics = [shown for shown in STEP_METRICS if shown.metric != left_out]
-    lines = seed_lines(data, finals, [shown.metric for shown in metrics if shown.metric != OWN])
+def step_curves(data: SweepData, finals: FinalValues) -> pd.DataFrame:
+    """The curves of the step metrics, with the largest share that an arm's own tricks touch."""
     own = pd.Series(math.nan, index=data.points.index)
     for arm, names in own_axes(data).items():
         here = data.points["arm"] == arm
         own[here] = data.points.loc[here, names].max(axis=1) if names else math.nan
     with_own = replace(data, points=data.points.copy().assign(**{OWN: own}))  # in one piece, or pandas warns
-    owns = seed_lines(with_own, finals, [OWN])  # its shortfalls are no news: some arms have no tricks
-    found = {*lines.cells, *owns.cells}
-    cells = [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]
-    gathered = _Gathered(lines, owns, metrics, (), cells)
-    logged = [shown for shown in metrics if any(gathered.of(shown, cell) for cell in cells)]
-    zero = [s for s in logged if not any(np.any(line.value) for cell in cells for line in gathered.of(s, cell))]
-    return replace(gathered, metrics=[shown for shown in logged if shown not in zero], zero=zero)
+    return curves_of(with_own, finals, [shown.metric for shown in _metrics(data)])
 
 
-def _numbers(gathered: _Gathered, control: str, budget: float) -> pd.DataFrame:
+def _metrics(data: SweepData) -> list[StepMetric]:
+    """The KL of an update stands in for the one from the initial policy, which older runs did not log."""
+    left_out = "train/approx_kl" if KL in data.points else KL
+    return [shown for shown in STEP_METRICS if shown.metric != left_out]
+
+
+def _moved(curves: pd.DataFrame) -> list[StepMetric]:
+    """The metrics with a value other than 0."""
+    moved = set(curves.loc[curves["value"] != 0, "metric"])
+    return [shown for shown in STEP_METRICS if shown.metric in moved]
+
+
+def _numbers(curves: pd.DataFrame, data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows, values with six significant digits.
 
     `part` is "mean" (over n seeds, with the t interval in low and high). Arms in colour also have "seed" (a run's own
-    points; of long runs only the lowest and highest of every stretch) and "stop" (where a run collapsed).
+    points; of long runs only the lowest and highest of every segment) and "stop" (where a run collapsed).
     """
-    rows: list[dict[str, Any]] = []
-    coloured: list[tuple[dict[str, Any], StepMetric, Sequence[Line]]] = []
-    for shown in gathered.metrics:
-        for level in dict.fromkeys(level for level, _ in gathered.cells):
-            ends = {}
-            for arm in (arm for at, arm in gathered.cells if at == level):
-                labels = {"level": level, "arm": arm, "series": shown.metric}
-                own = gathered.of(shown, (level, arm))
-                mean: list[dict[str, Any]] = mean_rows(labels, own, budget, shown.metric.startswith("eval/"), _POINTS)
-                rows += mean
-                if own:
-                    ends[arm] = mean[-1]["value"] if mean else math.nan
-            for arm in _coloured(ends, control):
-                labels = {"level": level, "arm": arm, "series": shown.metric}
-                coloured.append((labels, shown, gathered.of(shown, (level, arm))))
-    points = points_each(sum(len(lines) for *_, lines in coloured), fewest=_FEWEST)
-    for labels, _, lines in coloured:
-        for line in lines:
-            rows += seed_rows(labels, line, points)
-    names = ["level", "arm", "series", "part", "seed", "x", "value", "low", "high", "n"]
-    table = pd.DataFrame(rows, columns=names).astype({"seed": "Int64", "n": "Int64"}).round({"x": 6})
+    curves = curves[curves["metric"].isin([shown.metric for shown in _moved(curves)])]
+    coloured = pd.concat([_coloured(own, data, finals) for _, own in groups_of(curves, ["level", "metric"])])
+    points = points_each(coloured.groupby(["level", "arm", "seed", "metric"]).ngroups, fewest=_FEWEST)
+    rows = line_numbers(curves, finals, thinned(coloured, points), _POINTS)
     for name in ("value", "low", "high"):  # a mismatch of 1e-9 has no six decimals
-        table[name] = [float(f"{value:.6g}") for value in table[name]]
-    return table
+        rows[name] = [float(f"{value:.6g}") for value in rows[name]]
+    return numbers_table([rows])
 
 
-def _coloured(ends: Mapping[str, float], control: str) -> list[str]:
-    """Which of these arms get colours, by where their means end: all, or the control and the furthest from it.
+def _coloured(curves: pd.DataFrame, data: SweepData, finals: FinalValues) -> pd.DataFrame:
+    """The curves of one metric at one level that get colours: all, or those of the control and the furthest from it.
 
-    An arm of which every run collapsed has no mean (NaN), and is as far as can be.
+    An arm of which every run collapsed has no mean, and is as far as can be.
     """
-    if len(ends) <= ALL_COLOURED:
-        return list(ends)
-    middle = ends.get(control, math.nan)
-    middle = float(np.nanmedian(list(ends.values()))) if math.isnan(middle) else middle
-    distance = {arm: math.inf if math.isnan(end) else abs(end - middle) for arm, end in ends.items()}
-    far = sorted((arm for arm in ends if arm != control), key=lambda arm: -distance[arm])
-    return [arm for arm in ends if arm == control or arm in far[:FURTHEST]]
+    arms = [arm for arm in data.arms if arm in set(curves["arm"])]
+    if len(arms) <= ALL_COLOURED:
+        return curves
+    ends = means_of(curves, finals, _POINTS).groupby("arm")["value"].last().reindex(arms)
+    middle = ends.get(data.control, math.nan)
+    distance = (ends - (ends.median() if math.isnan(middle) else middle)).abs().fillna(math.inf)
+    far = distance.drop(data.control, errors="ignore").sort_values(ascending=False, kind="stable").index[:FURTHEST]
+    return curves[curves["arm"].isin([data.control, *far])]
 
 
 def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
     if missing(data, finals):
         return None
-    gathered = _gather(data, finals)
-    numbers = _numbers(gathered, data.control, finals.budget)
-    levels = list(dict.fromkeys(level for level, _ in gathered.cells))
+    curves = step_curves(data, finals)
+    numbers, metrics = _numbers(curves, data, finals), _moved(curves)
+    levels = list(dict.fromkeys(level for level, _ in drawn_cells(data, curves)))
     columns = len(levels) if len(levels) > 1 else 2
-    rows = math.ceil(len(gathered.metrics) * len(levels) / columns)
+    rows = math.ceil(len(metrics) * len(levels) / columns)
     look, bands = looks(data.arms, data.control), _bands(numbers)
     label, formatter = budget_label(finals.axis, finals.budget)
-    with house_style(f"{data.record.name}_step_metrics"):
-        figure = new_figure(f"Step metrics of {data.record.name}: what may explain the curves", 1.2 + 1.55 * rows)
-        panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        drawn = [(axes, shown, level) for axes, (shown, level) in zip(panels.flat, _order(gathered, levels))]
-        for axes, shown, level in drawn:
-            _panel(axes, _of(numbers, shown, level), look)
-        for shown in gathered.metrics:
-            own = {level: axes for axes, of, level in drawn if of is shown}
-            _scale(list(own.values()), numbers[numbers["series"] == shown.metric], shown, columns)
-            for level, axes in own.items():
-                axes.set_title(
-                    "\n".join(filter(None, [level_label(data, level), axes.get_title("left")])), fontsize=SMALL
-                )
-        for axes in panels.flat[len(drawn) :]:
+    coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
+    entries = [look[arm].entry(arm) for arm in data.arms if arm in coloured]
+    name, heading = (
+        f"{data.record.name}_step_metrics",
+        f"Step metrics of {data.record.name}: what may explain the curves",
+    )
+    with drawing(name, heading, 1.2 + 1.55 * rows, bands, entries, 3) as figure:
+        panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
+        shown = [(metric, level) for metric in metrics for level in levels]
+        for axes, (metric, level) in zip(panels, shown):
+            own = numbers[numbers["series"] == metric.metric]
+            _panel(axes, own[own["level"] == level], look)
+            title = in_lines(_scale(axes, own, metric), 110 // columns)
+            axes.set_title(level_label(data, level, title), fontsize=SMALL)
+        for axes in panels[len(shown) :]:
             axes.set_visible(False)
-        for axes, _, _ in drawn[-columns:]:
+        for axes in panels[len(shown) - columns : len(shown)]:
             axes.set_xlabel(label)
             axes.tick_params(labelbottom=True)
-        panels[0, 0].set_xlim(0, 1.02 * numbers["x"].max())
-        panels[0, 0].xaxis.set_major_formatter(formatter)
-        coloured = numbers.loc[numbers["part"] == "seed", "arm"].drop_duplicates()
-        write_legend(figure, _legend([arm for arm in data.arms if arm in set(coloured)], look), 3)
-        write_footer(figure, bands)
-    caption = _caption(data, finals, gathered)
-    return Drawn(f"{data.record.name}_step_metrics", figure, numbers, bands, caption=caption)
+        panels[0].set_xlim(0, 1.02 * numbers["x"].max())
+        panels[0].xaxis.set_major_formatter(formatter)
+    return Drawn(name, figure, numbers, bands, caption=_caption(data, finals, curves))
 
 
-def _legend(arms: Sequence[str], look: Mapping[str, tuple[str, Dashes]]) -> list[Entry]:
-    return [(Line2D([], [], color=look[arm][0], linestyle=look[arm][1], linewidth=1.5), arm) for arm in arms]
-
-
-def _order(gathered: _Gathered, levels: Sequence[str]) -> list[tuple[StepMetric, str]]:
-    return [(shown, level) for shown in gathered.metrics for level in levels]
-
-
-def _of(numbers: pd.DataFrame, shown: StepMetric, level: str) -> pd.DataFrame:
-    return numbers[(numbers["level"] == level) & (numbers["series"] == shown.metric)]
-
-
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, Dashes]]) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, Look]) -> None:
+    """One metric at one level; arms without colour lie below the others."""
     coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
-    cross: dict[str, Any] = CROSS | {"markersize": 5}
     for arm, own in sorted(groups_of(numbers, "arm"), key=lambda group: group[0] in coloured):
-        colour, dashes = look[arm] if arm in coloured else (FAINT, "-")
-        mean = own[own["part"] == "mean"]
-        axes.plot(mean["x"], mean["value"], dashes, color=colour, linewidth=1.5 if arm in coloured else 0.8, label=arm)
-        if arm in coloured and mean["low"].notna().any():
-            axes.fill_between(mean["x"], mean["low"], mean["high"], color=colour, alpha=0.1, linewidth=0)
-        stops = own[own["part"] == "stop"]
-        for seed, run in own[own["part"] == "seed"].groupby("seed"):
-            alpha = 0.9 if seed in set(stops["seed"]) else 0.2
-            axes.plot(run["x"], run["value"], color=colour, linewidth=0.4, alpha=alpha, label="seed")
-        axes.plot(stops["x"], stops["value"], color=colour, **cross)
+        here = arm in coloured
+        if not here:
+            own = own.assign(low=math.nan)  # only lines in colour have a band
+        draw_line(axes, own, look[arm] if here else Look(FAINT), arm, width=1.5 if here else 0.8)
 
 
-def _scale(panels: Sequence[Axes], numbers: pd.DataFrame, shown: StepMetric, columns: int) -> None:
-    """One y axis for all levels of a metric, as wide as the runs; bands of few seeds would be wider than that."""
+def _scale(axes: Axes, numbers: pd.DataFrame, shown: StepMetric) -> str:
+    """One y axis for all levels of a metric, as wide as the runs, since bands of few seeds are wider; its title."""
     low, high = float(numbers["value"].min()), float(numbers["value"].max())
     means = numbers.loc[numbers["part"] == "mean", "value"]
     usual = float(f"{means[means > 0].median():.0e}")
     decades = shown.decades and means.max() > 30 * usual
-    for axes in panels:
-        title = shown.title
-        if decades:
-            # Linear around 0, since many arms may have none of it.
-            axes.set_yscale("symlog", linthresh=usual, linscale=0.5)
-            axes.set_ylim(min(0.0, low), 1.5 * high)
-            first = math.ceil(math.log10(2 * usual))
-            powers = [10.0**power for power in range(first, math.floor(math.log10(1.5 * high)) + 1)]
-            axes.yaxis.set_major_locator(FixedLocator([0.0, *powers]))
-            title += _LOGARITHMIC.format(usual)
-        else:
-            floor = low - 0.1 * (high - low) if high > low > 0.4 * high else min(0.0, 1.05 * low)
-            axes.set_ylim(floor, high + 0.05 * (high - floor))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        axes.set_title(in_lines(title, 110 // columns), fontsize=SMALL)
+    if decades:
+        # Linear around 0, since many arms may have none of it.
+        axes.set_yscale("symlog", linthresh=usual, linscale=0.5)
+        axes.set_ylim(min(0.0, low), 1.5 * high)
+        first = math.ceil(math.log10(2 * usual))
+        powers = [10.0**power for power in range(first, math.floor(math.log10(1.5 * high)) + 1)]
+        axes.yaxis.set_major_locator(FixedLocator([0.0, *powers]))
+    else:
+        floor = low - 0.1 * (high - low) if high > low > 0.4 * high else min(0.0, 1.05 * low)
+        axes.set_ylim(floor, high + 0.05 * (high - floor))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    return shown.title + (_LOGARITHMIC.format(usual) if decades else "")
 
 
 def _bands(numbers: pd.DataFrame) -> str:
@@ -269,27 +216,27 @@ def _bands(numbers: pd.DataFrame) -> str:
     return f"bold: mean over runs, {smooth}; band: its 95% t interval; thin: {thin}"
 
 
-def _caption(data: SweepData, finals: FinalValues, gathered: _Gathered) -> str:
-    counts = {cell: data.seeds_finished(*cell) for cell in gathered.cells}
+def _caption(data: SweepData, finals: FinalValues, curves: pd.DataFrame) -> str:
+    places, logged, moved = drawn_cells(data, curves), set(curves["metric"]), _moved(curves)
+    zero = [shown for shown in STEP_METRICS if shown.metric in logged and shown not in moved]
+    return sentences({
+        _seeds(data, places): True,
+        f"In colour: {data.control} and, for each metric, the {FURTHEST} arms that end furthest from it.":
+            len({arm for _, arm in places}) > ALL_COLOURED,
+        "Cross: a run collapsed; means leave it out.": any(finals.stopped(*place) for place in places),
+        f"0 throughout: {', '.join(shown.title.partition(',')[0] for shown in zero)}.": zero,
+        # Of its own tricks there is no news: some arms have none.
+        **dict.fromkeys(shortfalls(data, finals, [s.metric for s in _metrics(data) if s.metric != OWN]), True),
+    })  # fmt: skip
+
+
+def _seeds(data: SweepData, places: Sequence[Cell]) -> str:
+    counts = {place: data.seeds_finished(*place) for place in places}
     if len(set(counts.values())) == 1:
         n = next(iter(counts.values()))
-        seeds = f"n = {n} seed{'s' if n > 1 else ''} an arm."
-    else:
-        named = [f"{arm}{f' at {level}' if level else ''} {n}" for (level, arm), n in counts.items()]
-        seeds = f"n: {', '.join(named)}."
-    few = len({arm for _, arm in gathered.cells}) <= ALL_COLOURED
-    parts = [
-        seeds,
-        ""
-        if few
-        else f"In colour: {data.control} and, for each metric, the {FURTHEST} arms that end furthest from it.",
-        "Cross: a run collapsed; means leave it out." if any(finals.stopped(*cell) for cell in counts) else "",
-        f"0 throughout: {', '.join(shown.title.partition(',')[0] for shown in gathered.zero)}."
-        if gathered.zero
-        else "",
-        *gathered.lines.shortfalls,
-    ]
-    return " ".join(filter(None, parts))
+        return f"n = {n} seed{'s' if n > 1 else ''} an arm."
+    named = [f"{arm}{f' at {level}' if level else ''} {n}" for (level, arm), n in counts.items()]
+    return f"n: {', '.join(named)}."
 
 
 FIGURE = FigureKind(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import pandas as pd
@@ -23,6 +23,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -45,6 +46,24 @@ _STEPS = 300  # of adjustText, which would stop by the clock otherwise
 
 Dashes = Literal["-", "--", ":", "-."]  # of a line
 Entry = tuple[Artist, str]  # of a legend
+
+
+class Look(NamedTuple):
+    """How a line looks; only evaluations have a marker."""
+
+    colour: str
+    dashes: Dashes = "-"
+    marker: str = ""
+
+    def line(self, width: float = 1.7) -> dict[str, Any]:
+        """As arguments of `Axes.plot` or of a handle in a legend."""
+        look = {"color": self.colour, "linestyle": self.dashes, "marker": self.marker}
+        return look | {"linewidth": width, "markersize": 2.6}
+
+    def entry(self, words: str) -> Entry:
+        """An entry of a legend."""
+        return Line2D([], [], **self.line() | {"markersize": 4}), words
+
 
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -130,6 +149,21 @@ def new_figure(heading: str, height: float, width: float = WIDTH) -> Figure:
     return figure
 
 
+@contextlib.contextmanager
+def drawing(
+    name: str, heading: str, height: float, footer: str, entries: Sequence[Entry] = (), columns: int = 2
+) -> Iterator[Figure]:
+    """A figure in the house style, with its heading and legend above the panels that its block draws, and its footer.
+
+    After the block the layout is fixed.
+    """
+    with house_style(name):
+        figure = new_figure(heading, height)
+        yield figure
+        write_legend(figure, entries, columns)
+        write_footer(figure, footer)
+
+
 def write_legend(figure: Figure, entries: Sequence[Entry], columns: int = 2) -> None:
     """Handles with their words, between the heading and the panels."""
     if not entries:
@@ -162,6 +196,11 @@ def shortened(text: str, width: float, lines: int = FOOTER_LINES) -> str:
     return "\n".join(textwrap.wrap(text, int(width * _PER_INCH[TINY]), max_lines=lines, placeholder=rest))
 
 
+def sentences(parts: Mapping[str, object]) -> str:
+    """A caption: the sentences whose value is true, one after the other."""
+    return " ".join(sentence for sentence, holds in parts.items() if sentence and holds)
+
+
 def in_lines(name: str, width: int = 20) -> str:
     """Wrap a name at about `width` characters: after a comma, an underscore or a space, or before a plus."""
     lines = [""]
@@ -183,16 +222,16 @@ def place_names(axes: Axes, named: Sequence[tuple[float, float, str, str]], othe
     adjust_text(texts, x=xs, y=ys, ax=axes, iter_lim=_STEPS, expand=(1.1, 1.25), arrowprops=arrows)
 
 
-def looks(arms: Sequence[str], control: str) -> dict[str, tuple[str, Dashes]]:
+def looks(arms: Sequence[str], control: str) -> dict[str, Look]:
     """Colour and dashes of every arm: black for the control, one colour for `+x` and `-x`, then dashes as well."""
     palette = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BROWN)
     dashes: tuple[Dashes, ...] = ("-", "--", ":", "-.")
     colours = list(dict.fromkeys(arm.lstrip("+-") for arm in arms if arm != control))
-    found: dict[str, tuple[str, Dashes]] = {control: (BLACK, "-")}
+    found = {control: Look(BLACK)}
     for arm in (arm for arm in arms if arm != control):
         colour = palette[colours.index(arm.lstrip("+-")) % len(palette)]
-        before = sum(1 for other, _ in found.values() if other == colour)
-        found[arm] = (colour, dashes[before % len(dashes)])
+        before = sum(1 for other in found.values() if other.colour == colour)
+        found[arm] = Look(colour, dashes[before % len(dashes)])
     return found
 
 

@@ -19,7 +19,6 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.panels import Cell, level_label, seeds_text
-from grpo_lab.analysis.figures.seed_lines import as_columns, as_table
 from grpo_lab.analysis.figures.style import (
     BLACK,
     GREY,
@@ -39,6 +38,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
 from grpo_lab.analysis.table_rows import row_at
+from grpo_lab.analysis.tables.rows import as_columns, table_of
 from grpo_lab.analysis.tracks import Track, cells, tracks
 
 SUITE = "heldout_training"
@@ -139,7 +139,7 @@ def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame
                     rows += _of_seeds(labels | {"series": series} | x, values, bases)
             slopes = {run.seed: slope_of(run.answers[when]) for run in runs}
             rows += _of_seeds(labels | {"series": "slope"}, slopes, bases)
-    return as_table(rows, ["level", "arm", "when", "series", "part", "x", "seed", "value", "low", "high", "n"])
+    return table_of(rows, ["level", "arm", "when", "series", "part", "x", "seed", "value", "low", "high", "n"])
 
 
 def _of_seeds(

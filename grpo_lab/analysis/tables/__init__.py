@@ -1,4 +1,4 @@
-"""The results of a sweep as four tidy tables, with the numbers of its figures and of its verdict.
+"""The results of a sweep as five tidy tables, with the numbers of its figures and of its verdict.
 
     from grpo_lab.analysis.tables import load
     load("kl_penalty").effects
@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.effects.contrasts import effects_table
@@ -22,12 +21,13 @@ from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.tables.curves import curves_of, means_of
 from grpo_lab.config.folders import data_of
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The four tables of a sweep, made from its data when they are first asked for."""
+    """The tables of a sweep, made from its data when they are first asked for."""
 
     data: SweepData
     finals: FinalValues
@@ -44,17 +44,14 @@ class Tables:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """A row per run, metric and logged step: level, arm, seed, metric, x, value.
-
-        `x` is the budget spent so far, in the unit of `finals.axis`; `value` is in the metric's unit. Values that are
-        missing or not finite have no row.
-        """
-        x = f"budget/{self.finals.axis}"
+        """A row per run, metric and logged step, of every metric: see `curves_of`."""
         metrics = [name for name in map(str, self.data.points) if "/" in name and not name.startswith("budget/")]
-        points = self.data.counted_points.sort_values("step", kind="stable").rename(columns={x: "x"})
-        long = points.melt(id_vars=[*LABELS, "x"], value_vars=metrics, var_name="metric")
-        finite = np.isfinite(long["value"].astype(float)) & np.isfinite(long["x"].astype(float))
-        return long.loc[finite, [*LABELS, "metric", "x", "value"]].reset_index(drop=True)
+        return curves_of(self.data, self.finals, metrics)
+
+    @cached_property
+    def means(self) -> pd.DataFrame:
+        """A row per level, arm, metric and point of its mean over runs: see `means_of`."""
+        return means_of(self.curves, self.finals)
 
     @cached_property
     def effects(self) -> pd.DataFrame:
