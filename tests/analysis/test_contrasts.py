@@ -31,9 +31,9 @@ from grpo_lab.analysis.figures.budgets import LOOKS, draw_budgets
 from grpo_lab.analysis.figures.budgets import missing as missing_budgets
 from grpo_lab.analysis.figures.forest import draw_forest
 from grpo_lab.analysis.figures.forest import missing as missing_forest
-from grpo_lab.analysis.figures.forest_rows import noise_band
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.tables.contrasts import noise_band
 from grpo_lab.config.design import read_design
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -495,7 +495,7 @@ def test_the_budget_figure_draws_what_its_numbers_say(costly: SweepData) -> None
     marks = {(tricks[round(y)], marker): x for marker, x, y in points if marker not in "<>"}
     assert len(marks) == len(numbers)
     for row in numbers.itertuples():
-        assert math.isclose(marks[row.trick, LOOKS[row.axis][1]], row.value, abs_tol=1e-6)
+        assert math.isclose(marks[row.trick, LOOKS[row.axis].marker], row.value, abs_tol=1e-6)
     assert set(numbers.loc[numbers["trick"] == "helps", "flip"]) == {"resolved"}
     assert "⇄ the sign depends on the axis, adjusted p below .05 on both sides: on downstream accuracy helps" in (
         drawn.caption

@@ -9,28 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import collapse_note
-from grpo_lab.analysis.figures.style import (
-    Dashes,
-    Drawn,
-    Entry,
-    house_style,
-    in_lines,
-    looks,
-    new_figure,
-    write_footer,
-    write_legend,
-)
+from grpo_lab.analysis.figures.panels import at_level
+from grpo_lab.analysis.figures.style import Drawn, Look, drawing, in_lines, looks
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.tables.rows import as_columns, table_of
+from grpo_lab.analysis.tables.final import finals_of
 
 OUTCOME = "reward/outcome"
 PANELS = {
@@ -89,23 +78,9 @@ def missing(data: SweepData, finals: FinalValues) -> str:
 
 
 def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFrame:
-    """Every number the figure shows, in percent, six decimals.
-
-    `x` is the arm's value of the number, not rounded. `part` is "seed" (one run) or "mean" (over n seeds, with the t
-    interval in low and high).
-    """
-    rows: list[dict[str, Any]] = []
-    for level in data.levels:
-        for metric in (name for name in PANELS if name in finals.values):
-            for arm, x in found.values.items():
-                labels = {"level": level, "metric": metric, "arm": arm, "x": x}
-                own = 100 * finals.of(level, arm, metric)
-                rows += [labels | {"part": "seed", "seed": seed, "value": value} for seed, value in own.items()]
-                if len(own):
-                    shown = as_columns(finals.interval(level, arm, metric))
-                    shares = {name: 100 * shown[name] for name in ("value", "low", "high")}
-                    rows.append(labels | {"part": "mean"} | shown | shares)
-    table = table_of(rows, ["level", "metric", "arm", "x", "part", "seed", "value", "low", "high", "n"])
+    """Every number the figure shows: `tables.final.finals_of` in percent; `x` is the arm's value of the number."""
+    table = finals_of(data, finals, list(PANELS), scale=100)
+    table = table[table["arm"].isin(list(found.values))]
     return table.assign(x=table["arm"].map(found.values))
 
 
@@ -115,41 +90,32 @@ def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | None:
     if found is None or missing(data, finals):
         return None
     numbers = dose_numbers(data, finals, found)
-    name, factor = f"{data.record.name}_dose_response", data.design.factor if data.design else ""
+    name = f"{data.record.name}_dose_response"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
-    look = looks(levels, levels[0])
+    look = {level: own._replace(marker="o") for level, own in looks(levels, levels[0]).items()}
     metrics = [metric for metric in PANELS if (numbers["metric"] == metric).any()]
-    with house_style(name):
-        figure = new_figure(f"{data.record.name}: how do reward and accuracy respond to {found.key}?", 3.6)
+    heading = f"{data.record.name}: how do reward and accuracy respond to {found.key}?"
+    entries = [own.entry(at_level(data, level).removeprefix(" at ")) for level, own in look.items() if len(levels) > 1]
+    with drawing(name, heading, 3.6, bands, entries, 4) as figure:
         for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
             _panel(axes, numbers[numbers["metric"] == metric], found, look)
             axes.set_title(PANELS[metric])
             axes.set_xlabel(in_lines(found.key, 30))
-        if len(levels) > 1:
-            write_legend(figure, _legend(look, factor), 4)
-        write_footer(figure, bands)
     caption = f"Final values at {finals.at}.{finals.over_bases} An interval may end below what is drawn."
     return Drawn(name, figure, numbers, bands, caption=" ".join([caption, collapse_note(data, finals)]).strip())
 
 
-def _legend(look: Mapping[str, tuple[str, Dashes]], factor: str) -> list[Entry]:
-    return [
-        (Line2D([], [], color=colour, linestyle=dashes, marker="o", markersize=4), f"{factor} = {level}")
-        for level, (colour, dashes) in look.items()
-    ]
-
-
-def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, tuple[str, Dashes]]) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, Look]) -> None:
+    """One metric, a line per level; the values stand at equal distances, bars of levels beside each other."""
     places = {arm: place for place, arm in enumerate(found.values)}
-    for number, (level, (colour, dashes)) in enumerate(look.items()):
+    for number, (level, own_look) in enumerate(look.items()):
         own = numbers[numbers["level"] == level]
-        at = own["arm"].map(places) + _APART * (number - (len(look) - 1) / 2)
-        seeds, mean = own["part"] == "seed", own["part"] == "mean"
-        axes.plot(at[seeds], own["value"][seeds], ".", color=colour, markersize=3, alpha=0.4, label="seed")
-        axes.plot(at[mean], own["value"][mean], marker="o", color=colour, linestyle=dashes, markersize=4, label=level)
-        bars = mean & own["low"].notna()
-        axes.vlines(at[bars], own["low"][bars], own["high"][bars], color=colour, linewidth=1.3, alpha=0.7)
+        own = own.assign(at=own["arm"].map(places) + _APART * (number - (len(look) - 1) / 2)).sort_values("at")
+        seeds, mean = (own[own["part"] == part] for part in ("seed", "mean"))
+        axes.plot(seeds["at"], seeds["value"], ".", color=own_look.colour, markersize=3, alpha=0.4, label="seed")
+        axes.plot(mean["at"], mean["value"], label=level, **own_look.line() | {"markersize": 4})
+        axes.vlines(mean["at"], mean["low"], mean["high"], color=own_look.colour, linewidth=1.3, alpha=0.7)
     axes.set_xticks(list(places.values()), [f"{value:g}" for value in found.values.values()])
     axes.tick_params(axis="x", labelrotation=0 if len(places) < 6 else 45)
     highest = float(numbers["value"].max())

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.effects.contrast_plan import Contrast, is_ladder, not_run, order_warning, planned_contrasts
-from grpo_lab.analysis.effects.contrasts import SCREENING, Disagreement, TrickEffect
-from grpo_lab.analysis.figures.forest_rows import BEYOND, PP, Row, forest_numbers, forest_rows, noise_band, shown_kinds
+from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_warning, planned_contrasts
+from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
-from grpo_lab.analysis.figures.panels import at_level, level_label, rows_of_arms, symmetric_limit
+from grpo_lab.analysis.figures.panels import (
+    BEYOND,
+    at_level,
+    draw_estimates,
+    level_label,
+    rows_of_arms,
+    symmetric_limit,
+)
 from grpo_lab.analysis.figures.style import (
     BLACK,
     GREEN,
@@ -26,267 +32,240 @@ from grpo_lab.analysis.figures.style import (
     VERMILLION,
     Drawn,
     Entry,
-    house_style,
-    new_figure,
-    write_footer,
-    write_legend,
+    drawing,
+    sentences,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import Interval
+from grpo_lab.analysis.stats.multiplicity import ALPHA
+from grpo_lab.analysis.table_rows import groups_of, rows_of
+from grpo_lab.analysis.tables.contrasts import PP, forest_table, noise_band, shown_kinds
 
-MARKERS = {"added": "D", "left_out": "s", "given": "^", "main": "o", "interaction": "P"}
-TITLES = {
-    "added": "added",
-    "left_out": "left out (what having it adds)",
-    "given": "in another context",
-    "main": "average over all contexts",
-    "interaction": "beyond the sum of both",
+# Mark and words of each kind of contrast.
+KINDS = {
+    "added": ("D", "added"),
+    "left_out": ("s", "left out (what having it adds)"),
+    "given": ("^", "in another context"),
+    "main": ("o", "average over all contexts"),
+    "interaction": ("P", "beyond the sum of both"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
 _TINT, _EDGE = 0.25, 0.02  # how opaque an effect is coloured whose signs disagree; how far, within noise
+_COLUMNS = ["level", "trick", "kind", "context", "metric", "part", "seed", "value", "low", "high", "n"]
+_COLUMNS += ["p_adjusted", "family", "n_collapsed", "disagreement"]
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no such figure; empty where there is one."""
     if not any(contrast.kind != "whole" for contrast in planned_contrasts(data)):
         return "no two of its arms differ by exactly one trick"
-    return "" if forest_rows(data, finals) else "no two arms that ran and share a seed differ by exactly one trick"
+    none = forest_table(data, finals).empty
+    return "no two arms that ran and share a seed differ by exactly one trick" if none else ""
 
 
 def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_forest`; None where `missing` says why."""
-    rows = forest_rows(data, finals)
-    if not rows:
+    table = forest_table(data, finals)
+    if table.empty:
         return None
-    name = f"{data.record.name}_forest"
-    levels = [level for level in data.levels if any(row.level == level for row in rows)]
-    effects = [effect for row in rows for effect in row.effects]
-    pairs = max(effect.n_pairs for effect in effects)
-    ends = {level: noise_band(data, finals, level, pairs) for level in levels}
-    numbers = forest_numbers(rows, {level: end for level, end in ends.items() if not math.isnan(end)})
-    second = any(row.beside for row in rows)
-    heights = [sum(_height(row) for row in rows if row.level == level) for level in levels]
-    bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
-    bars += BEYOND if _leaves_axis([*effects, *(e for row in rows for e in row.rewards.values())]) else ""
-    with house_style(name):
-        heading = "What every trick does to downstream accuracy, and to training reward"
-        figure = new_figure(heading, 1.7 + 0.3 * sum(heights) + 0.3 * len(levels))
-        shape: dict[str, Any] = {"height_ratios": heights, "width_ratios": [2.2, 1] if second else [1]}
-        grid = figure.subplots(len(levels), 2 if second else 1, sharex="col", squeeze=False, **shape)
-        for level, row in zip(levels, grid):
-            here = [one for one in rows if one.level == level]
-            _panel(row[0], here, ends[level], _limit(rows), _contexts(effects))
-            row[0].set_ylabel(level_label(data, level))
+    table = _laid_out(table)
+    effects = table[table["role"] == "effect"]
+    heights, limit = effects.groupby("level", sort=False)["end"].max(), symmetric_limit(effects, 0.5)
+    ends = {level: PP * noise_band(data, finals, str(level), int(effects["n"].max())) for level in heights.index}
+    ends = {level: end for level, end in ends.items() if not math.isnan(end)}
+    second = (table["role"] == "beside").any()
+    bars = BARS if table["low"].notna().any() else BARS_OF_FEW
+    bars += BEYOND if (effects[["low", "high"]].abs() > limit).any(axis=None) else ""
+    name, heading = f"{data.record.name}_forest", "What every trick does to downstream accuracy, and to training reward"
+    height, entries = 1.7 + 0.3 * heights.sum() + 0.3 * len(heights), _entries(effects, bool(ends), is_ladder(data))
+    with drawing(name, heading, height, bars, entries, 3) as figure:
+        shape: dict[str, Any] = {"height_ratios": list(heights), "width_ratios": [2.2, 1] if second else [1]}
+        grid = figure.subplots(len(heights), 2 if second else 1, sharex="col", squeeze=False, **shape)
+        for (level, top), row in zip(heights.items(), grid):
+            own = table[table["level"] == level]
+            _panel(row[0], own[own["role"] == "effect"], ends.get(level, 0.0), limit)
+            row[0].set_ylabel(level_label(data, str(level)))
             if second:
-                _interactions(row[1], here)
+                _interactions(row[1], own[own["role"] == "beside"])
+            for axes in row:
+                axes.set_ylim(top - 0.5, -0.5)
         grid[-1, 0].set_xlabel("difference, percentage points")
-        write_legend(figure, _entries(rows, effects, bool(numbers["part"].eq("band").any()), is_ladder(data)), 3)
-        write_footer(figure, bars)
-    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, rows, ends))
+    drawn = table[(table["part"] == "mean") | (table["metric"] == DOWNSTREAM)]
+    numbers = pd.concat([_band_rows(ends), drawn])[_COLUMNS].astype(drawn.dtypes[_COLUMNS])
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, table, ends))
 
 
-def _height(row: Row) -> int:
-    """Lines that a trick takes: one per effect, and room for a name in two lines."""
-    return max(len(row.effects), len(row.lines))
+def _band_rows(ends: dict[str, float]) -> pd.DataFrame:
+    """The bands of effects too small to be found, by level."""
+    rows = [{"level": level, "part": "band", "low": -end, "high": end} for level, end in ends.items()]
+    return pd.DataFrame(rows, columns=["level", "part", "low", "high"]).reindex(columns=_COLUMNS).round(6)
 
 
-def _contexts(effects: Sequence[TrickEffect]) -> bool:
+def _laid_out(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the height `y` of every contrast in its panel and the `end` of its trick's rows.
+
+    A trick takes a line per effect, and room for a name in two lines.
+    """
+    places = {}
+    main = table[(table["role"] == "effect") & (table["metric"] == DOWNSTREAM) & (table["part"] == "mean")]
+    for level, here in groups_of(main, "level", sort=False):
+        top = 0
+        for trick, own in groups_of(here, "trick", sort=False):
+            lines = max(len(own), _name(trick).count("\n") + 1)
+            for at, name in enumerate(own["name"]):
+                places[level, name] = (top + (at + 0.5) * lines / len(own) - 0.5, top + lines)
+            places[level, trick] = (top + lines / 2 - 0.5, top + lines)  # of what stands beside all of them
+            top += lines
+    named = table["name"].where(table["role"] == "effect", table["trick"])
+    found = [places[key] for key in zip(table["level"], named)]
+    return table.assign(y=[y for y, _ in found], end=[end for _, end in found])
+
+
+def _name(trick: str) -> str:
+    """The trick as it is written beside its row."""
+    return trick.replace(" with ", "\nwith ")
+
+
+def _contexts(effects: pd.DataFrame) -> bool:
     """Whether the contexts must be written beside the tricks: they differ within a kind."""
-    return len({effect.contrast.context for effect in effects}) > len({effect.contrast.kind for effect in effects})
+    return effects["context"].nunique() > effects["kind"].nunique()
 
 
-def _limit(rows: Sequence[Row]) -> float:
-    """Half the width of the axis in percentage points."""
-    return _limit_of([effect for row in rows for effect in (*row.effects, *row.rewards.values())])
-
-
-def _limit_of(effects: Sequence[TrickEffect]) -> float:
-    measured = pd.Series([PP * value for effect in effects for value in effect.differences.values()], dtype=float)
-    ends = pd.Series([PP * end for e in effects for end in (e.interval.low, e.interval.high)], dtype=float)
-    return symmetric_limit(measured, ends, 0.5)
-
-
-def _leaves_axis(effects: Sequence[TrickEffect]) -> bool:
-    limit = _limit_of(effects) / PP
-    return any(-effect.interval.low > limit or effect.interval.high > limit for effect in effects)
-
-
-def _panel(axes: Axes, rows: Sequence[Row], band: float, limit: float, contexts: bool) -> None:
-    labels, numbers, places = [], [], []
-    if not math.isnan(band):
-        axes.axvspan(-band * PP, band * PP, color=GREY, alpha=0.10, linewidth=0)
-    top = 0.0
-    for row in rows:
-        for at, effect in enumerate(row.effects):
-            y = top + (at + 0.5) * _height(row) / len(row.effects) - 0.5
-            _effect(axes, row, effect, y, limit)
-            name = "\n".join(row.lines) if at == 0 else ""
-            labels.append(f"{name}  {effect.contrast.context}".strip() if contexts else name)
-            numbers.append(_numbers_of(effect))
-            places.append(y)
-        top += _height(row)
-        axes.axhline(top - 0.5, color="#E4E4E4", linewidth=0.5)
-    _tidy(axes, top, limit)
-    axes.set_yticks(places, labels)
+def _panel(axes: Axes, effects: pd.DataFrame, band: float, limit: float) -> None:
+    """One level: of every effect downstream accuracy above, training reward below, and its numbers at the right."""
+    rows_of_arms(axes, [])
+    axes.set_xlim(-limit, limit)
+    axes.axvspan(-band, band, color=GREY, alpha=0.10, linewidth=0)
+    seeds, means = (effects[effects["part"] == part] for part in ("seed", "mean"))
+    downstream, reward = (means[means["metric"] == metric] for metric in (DOWNSTREAM, TRAINING_REWARD))
+    for row in rows_of(downstream[downstream["disagreement"] != ""]):
+        # Estimates of nothing go opposite ways half of the time: those get a mark at the edge only.
+        right = 1.0 if row.disagreement == "resolved" else _EDGE
+        axes.axhspan(row.y - 0.5, row.y + 0.5, xmax=right, color=VERMILLION, alpha=_TINT, linewidth=0)
+    seeds = seeds[seeds["metric"] == DOWNSTREAM]
+    axes.plot(seeds["value"], seeds["y"] - 0.15, "o", color=GREEN, alpha=0.28, markersize=3, markeredgewidth=0)
+    _estimates(axes, downstream.assign(y=downstream["y"] - 0.15), GREEN, limit)
+    below = {"colour": VERMILLION, "face": VERMILLION, "marker": "|", "name": "training reward"}
+    draw_estimates(axes, reward.assign(y=reward["y"] + 0.25, **below), limit, 0.9)
+    for end in downstream["end"].unique():
+        axes.axhline(end - 0.5, color="#E4E4E4", linewidth=0.5)
+    first, contexts = ~downstream["trick"].duplicated(), _contexts(effects)
+    names = downstream["trick"].map(_name).where(first, "")
+    axes.set_yticks(downstream["y"], (names + "  " + downstream["context"]).str.strip() if contexts else names)
     beside = axes.secondary_yaxis("right")
-    beside.set_yticks(places, numbers)
+    beside.set_yticks(downstream["y"], [_numbers(row) for row in rows_of(downstream)])
     beside.tick_params(length=0, labelsize=TINY)
     beside.spines[:].set_visible(False)
 
 
-def _effect(axes: Axes, row: Row, effect: TrickEffect, y: float, limit: float) -> None:
-    """One context of a trick: downstream accuracy above, training reward below."""
-    name, kind = effect.contrast.name, effect.contrast.kind
-    if found := row.disagreements.get(name):
-        # Estimates of nothing go opposite ways half of the time: those get a mark at the edge only.
-        right = 1.0 if found.resolved else _EDGE
-        axes.axhspan(y - 0.5, y + 0.5, xmax=right, color=VERMILLION, alpha=_TINT, linewidth=0)
-    for value in effect.differences.values():
-        axes.plot(value * PP, y - 0.15, "o", color=GREEN, alpha=0.28, markersize=3, markeredgewidth=0)
-    _bar(axes, effect.interval, y - 0.15, GREEN, 1.8, limit)
-    look: dict[str, Any] = {"color": GREEN, "markersize": 4.8, "markerfacecolor": _face(kind), "markeredgewidth": 1.2}
-    axes.plot(effect.interval.mean * PP, y - 0.15, MARKERS[kind], label=name, **look)
-    if reward := row.rewards.get(name):
-        _bar(axes, reward.interval, y + 0.25, VERMILLION, 0.9, limit)
-        axes.plot(reward.interval.mean * PP, y + 0.25, "|", color=VERMILLION, markersize=5)
+def _estimates(axes: Axes, means: pd.DataFrame, colour: str, limit: float) -> None:
+    """Means in the marks of their kinds; hollow where the trick was left out."""
+    face = np.where(means["kind"] == "left_out", "white", colour)
+    marks = means["kind"].map({kind: mark for kind, (mark, _) in KINDS.items()})
+    draw_estimates(axes, means.assign(colour=colour, face=face, marker=marks), limit)
 
 
-def _face(kind: str) -> str:
-    return "white" if kind == "left_out" else GREEN
-
-
-def _bar(axes: Axes, interval: Interval, y: float, colour: str, width: float, limit: float) -> None:
-    """The interval; an arrowhead where it leaves the axis."""
-    low, high = interval.low * PP, interval.high * PP
-    axes.plot([low, high], [y, y], color=colour, linewidth=width, solid_capstyle="butt")
-    for end, mark in ((low, "<"), (high, ">")):
-        if abs(end) > limit:
-            axes.plot(math.copysign(limit, end), y, mark, color=colour, markersize=3.5)
-
-
-def _interactions(axes: Axes, rows: Sequence[Row]) -> None:
+def _interactions(axes: Axes, effects: pd.DataFrame) -> None:
     """What a trick gives inside the whole beyond what it gives alone."""
-    limit, top = _limit_of([row.beside for row in rows if row.beside]), 0.0
-    for row in rows:
-        if row.beside:
-            y = top + _height(row) / 2 - 0.5
-            for value in row.beside.differences.values():
-                axes.plot(value * PP, y, "o", color=BLACK, alpha=0.25, markersize=3, markeredgewidth=0)
-            _bar(axes, row.beside.interval, y, BLACK, 1.6, limit)
-            axes.plot(row.beside.interval.mean * PP, y, "P", color=BLACK, markersize=4.8)
-            words = _estimate(row.beside.interval) + _star(row.beside)
-            axes.annotate(words, (0, y), (0, 6), textcoords="offset points", ha="center", fontsize=TINY)
-        top += _height(row)
-    _tidy(axes, top, limit)
+    seeds, means = (effects[effects["part"] == part] for part in ("seed", "mean"))
+    rows_of_arms(axes, [])
+    axes.plot(seeds["value"], seeds["y"], "o", color=BLACK, alpha=0.25, markersize=3, markeredgewidth=0)
+    if len(effects):
+        limit = symmetric_limit(effects, 0.5)
+        axes.set_xlim(-limit, limit)
+        _estimates(axes, means, BLACK, limit)
+    for row in rows_of(means):
+        words = f"{row.text}{_star(row)}"
+        axes.annotate(words, (0, row.y), (0, 6), textcoords="offset points", ha="center", fontsize=TINY)
     axes.set_yticks([])
     axes.set_title("with all others, less alone", fontsize=SMALL)
     axes.set_xlabel("pp, downstream")
 
 
-def _tidy(axes: Axes, rows: float, limit: float) -> None:
-    rows_of_arms(axes, [])
-    axes.set(xlim=(-limit, limit), ylim=(rows - 0.5, -0.5))
+def _star(row: Any) -> str:
+    return "*" if row.p_adjusted < ALPHA else ""
 
 
-def _estimate(interval: Interval) -> str:
-    return interval.scaled(PP).written("{:+.1f}".format)
+def _numbers(row: Any) -> str:
+    """What stands at the right of a row: the effect, and its pairs."""
+    count = f"n = {row.n}" + (f", {row.n_collapsed} collapsed" if row.n_collapsed else "")
+    return f"{row.text}{_star(row)}   {count}"
 
 
-def _star(effect: TrickEffect) -> str:
-    return "*" if effect.p_adjusted < 0.05 else ""
-
-
-def _numbers_of(effect: TrickEffect) -> str:
-    collapsed = effect.collapsed_with + effect.collapsed_without
-    count = f"n = {effect.n_pairs}" + (f", {collapsed} collapsed" if collapsed else "")
-    return f"{_estimate(effect.interval)}{_star(effect)}   {count}"
-
-
-def _entries(rows: Sequence[Row], effects: Sequence[TrickEffect], band: bool, ladder: bool) -> list[Entry]:
+def _entries(effects: pd.DataFrame, band: bool, ladder: bool) -> list[Entry]:
     """The legend, as handles and words."""
     entries: list[Entry] = []
-    for kind in (kind for kind in MARKERS if kind in {effect.contrast.kind for effect in effects}):
-        look = {"color": GREEN, "markerfacecolor": _face(kind), "markersize": 5}
-        title = "increment" if ladder else TITLES[kind]
-        entries.append((Line2D([], [], marker=MARKERS[kind], linewidth=1.8, **look), f"downstream, {title}"))
-    if any(row.rewards for row in rows):
+    for kind in (kind for kind in KINDS if (effects["kind"] == kind).any()):
+        look = {"color": GREEN, "markerfacecolor": "white" if kind == "left_out" else GREEN, "markersize": 5}
+        marker, words = KINDS[kind]
+        line = Line2D([], [], marker=marker, linewidth=1.8, **look)
+        entries.append((line, f"downstream, {'increment' if ladder else words}"))
+    if (effects["metric"] == TRAINING_REWARD).any():
         line = Line2D([], [], marker="|", color=VERMILLION, linewidth=0.9, alpha=0.7)
         entries.append((line, "training reward (correctness)"))
     if band:
         entries.append((Patch(color=GREY, alpha=0.15, linewidth=0), "too small to be found"))
-    apart = [found for row in rows for found in row.disagreements.values()]
-    if any(found.resolved for found in apart):
+    apart = set(effects["disagreement"])
+    if "resolved" in apart:
         entries.append((Patch(color=VERMILLION, alpha=_TINT, linewidth=0), "opposite signs, each interval excludes 0"))
-    if not all(found.resolved for found in apart):
+    if "within noise" in apart:
         mark = Line2D([], [], marker="s", linestyle="", color=VERMILLION, alpha=_TINT, markeredgewidth=0)
         entries.append((mark, "opposite signs, within noise"))
     return entries
 
 
-def _caption(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float]) -> str:
-    kinds = (*shown_kinds(data), "interaction")
-    absent = dict.fromkeys(_place(data, contrast) for contrast in not_run(data, finals) if contrast.kind in kinds)
-    parts = [
-        f"Final values at {finals.at}.{finals.over_bases}",
-        "Numbers: downstream accuracy, percentage points, with pairs of runs.",
-        _stars(rows),
-        _band(data, finals, rows, ends),
-        _apart(data, rows),
-        order_warning(data),
-        f"Not run: {', '.join(absent)}." if absent else "",
-    ]
-    return " ".join(filter(None, parts))
+def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, ends: dict[str, float]) -> str:
+    means, kinds = table[table["part"] == "mean"], (*shown_kinds(data), "interaction")
+    absent = [contrast for contrast in not_run(data, finals) if contrast.kind in kinds]
+    named = dict.fromkeys(f"{one.trick} {one.context}{at_level(data, one.level)}" for one in absent)
+    effects = means[means["role"] == "effect"]
+    seeds = " or ".join(
+        map(str, sorted({len(finals.of(level, data.control, DOWNSTREAM)) for level in effects["level"]}))
+    )
+    return sentences({
+        f"Final values at {finals.at}.{finals.over_bases}": True,
+        "Numbers: downstream accuracy, percentage points, with pairs of runs.": True,
+        _stars(means[means["metric"] == DOWNSTREAM]): True,
+        f"Grey: true effects that {effects['n'].max()} pairs would miss more than one time in five, if arms scattered "
+        f"as the {' or '.join(map(str, seeds))} seeds of {data.control} do and pairing took nothing of it; "
+        "a rough guide.": ends,
+        _opposite(data, effects): True,
+        order_warning(data): True,
+        f"Not run: {', '.join(named)}.": named,
+    })  # fmt: skip
 
 
-def _stars(rows: Sequence[Row]) -> str:
+def _stars(means: pd.DataFrame) -> str:
     """What a star means, and over how many tests."""
-    shown = [effect for row in rows for effect in (*row.effects, row.beside) if effect]
-    sizes = {effect.contrast.kind: effect.family for effect in shown if effect.correction}
-    if not sizes:
+    tested = means[means["correction"].fillna("") != ""].drop_duplicates("kind", keep="last")
+    if tested.empty:
         return ""
-    how = next(effect.correction for effect in shown if effect.correction)
+    how = tested["correction"].iloc[0]
     screening = ", a screening" if how == SCREENING else ""
-    families = ", ".join(f"{size} {kind.replace('_', ' ')}" for kind, size in sizes.items())
+    families = ", ".join(f"{row.family} {row.kind.replace('_', ' ')}" for row in rows_of(tested))
     return f"*: p < .05 after {how}{screening} over all effects of the kind ({families})."
 
 
-def _band(data: SweepData, finals: FinalValues, rows: Sequence[Row], ends: dict[str, float]) -> str:
-    if all(math.isnan(end) for end in ends.values()):
-        return ""
-    pairs = max(effect.n_pairs for row in rows for effect in row.effects)
-    seeds = " or ".join(map(str, sorted({len(finals.of(level, data.control, DOWNSTREAM)) for level in ends})))
-    return (
-        f"Grey: true effects that {pairs} pairs would miss more than one time in five, if arms scattered as the "
-        f"{seeds} seeds of {data.control} do and pairing took nothing of it; a rough guide."
-    )
-
-
-def _apart(data: SweepData, rows: Sequence[Row]) -> str:
+def _opposite(data: SweepData, means: pd.DataFrame) -> str:
     """In words: which tricks reward and downstream disagree about."""
-    if not any(row.rewards for row in rows):
+    if not (means["metric"] == TRAINING_REWARD).any():
         return ""
-    found = [apart for row in rows for apart in row.disagreements.values()]
-    short = not _contexts([effect for row in rows for effect in row.effects]) and all(len(r.effects) == 1 for r in rows)
-    names = {id(apart): _place(data, apart.reward.contrast, short) for apart in found}
-    sure = [f"{names[id(apart)]} ({_both(apart)})" for apart in found if apart.resolved]
-    unsure = [names[id(apart)] for apart in found if not apart.resolved]
-    parts = [
-        f"Training reward and downstream accuracy go opposite ways, both adjusted p below .05: {'; '.join(sure)}."
-        if sure
-        else "For no trick are both effects significant (adjusted p below .05) and of opposite sign.",
-        f"Opposite estimates, within noise: {', '.join(unsure)}." if unsure else "",
-    ]
-    return " ".join(filter(None, parts))
-
-
-def _both(found: Disagreement) -> str:
-    reward, downstream = (_estimate(effect.interval) for effect in (found.reward, found.downstream))
-    return f"reward {reward}, downstream {downstream}"
-
-
-def _place(data: SweepData, contrast: Contrast, short: bool = False) -> str:
-    return f"{contrast.trick}{'' if short else ' ' + contrast.context}{at_level(data, contrast.level)}"
+    downstream = means[means["metric"] == DOWNSTREAM]
+    short = not _contexts(downstream) and not downstream.duplicated(["level", "trick"]).any()
+    found: dict[str, list[str]] = {"resolved": [], "within noise": []}
+    for (level, trick, context), own in groups_of(means, ["level", "trick", "context"], sort=False):
+        by_metric = own.set_index("metric")
+        if word := by_metric["disagreement"].iloc[0]:
+            reward, below = (by_metric["text"][metric] for metric in (TRAINING_REWARD, DOWNSTREAM))
+            name = f"{trick}{'' if short else ' ' + context}{at_level(data, level)}"
+            found[word].append(f"{name} (reward {reward}, downstream {below})" if word == "resolved" else name)
+    sure, unsure = found.values()
+    return sentences({
+        "Training reward and downstream accuracy go opposite ways, both adjusted p below .05: "
+        f"{'; '.join(sure)}.": sure,
+        "For no trick are both effects significant (adjusted p below .05) and of opposite sign.": not sure,
+        f"Opposite estimates, within noise: {', '.join(unsure)}.": unsure,
+    })  # fmt: skip
 
 
 FIGURE = FigureKind(

@@ -19,6 +19,7 @@ from grpo_lab.analysis.table_rows import rows_of
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
 MOST = 5  # panels side by side
+BEYOND = "; arrowhead: it goes on beyond the panel"
 Cell = tuple[str, str]  # level and arm
 
 
@@ -89,22 +90,27 @@ def seeds_text(n: int, planned: int, collapsed: int = 0) -> str:
     return text + (", no interval" if 0 < n < FOR_INTERVAL else "")
 
 
-def draw_intervals(
-    axes: Axes, means: pd.DataFrame, at: Sequence[float], colour: str, marker: str = "D", limit: float = math.inf
-) -> None:
-    """A mark per row of `value` at a height, with a bar from `low` to `high`; arrowheads where it leaves `limit`."""
-    for row, y in zip(rows_of(means), at):
-        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.7, solid_capstyle="butt")
-        axes.plot(row.value, y, marker, color=colour, markersize=4.6)
+def draw_estimates(axes: Axes, rows: pd.DataFrame, limit: float = math.inf, width: float = 1.7) -> None:
+    """A mark per row at `value` and `y`, with a bar from `low` to `high`; arrowheads where that leaves `limit`.
+
+    `name`, `colour`, `marker` and `face`, the colour inside of the mark, are columns too.
+    """
+    for row in rows_of(rows):
+        axes.plot([row.low, row.high], [row.y, row.y], color=row.colour, linewidth=width, solid_capstyle="butt")
+        axes.plot(row.value, row.y, row.marker, color=row.colour, markerfacecolor=row.face, ms=4.6, label=row.name)
         for end, arrow in ((row.low, "<"), (row.high, ">")):
             if abs(end) > limit:
-                axes.plot(math.copysign(limit, end), y, arrow, color=colour, markersize=3.5)
+                axes.plot(math.copysign(limit, end), row.y, arrow, color=row.colour, markersize=3.5)
 
 
-def symmetric_limit(measured: pd.Series, ends: pd.Series, least: float = 0.0) -> float:
-    """Half the width of an axis around 0: bars of few seeds can be wider than anything measured, and are cut."""
-    largest = float(measured.abs().max()) if len(measured) else 0.0
-    widest = float(ends.abs().max()) if ends.notna().any() else largest
+def symmetric_limit(table: pd.DataFrame, least: float = 0.0) -> float:
+    """Half the width of an axis around 0 for the seeds and means of a table.
+
+    Bars of few seeds can be wider than anything measured, and are cut.
+    """
+    largest = float(table.loc[table["part"] == "seed", "value"].abs().max())
+    ends = table[["low", "high"]].abs().max().max()
+    widest = largest if math.isnan(ends) else float(ends)
     return 1.08 * max(min(widest, 1.6 * largest), least) or 1.0
 
 
