@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL
 from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, TrickEffect, effects_on_axes, sign_flips, trick_effects
-from grpo_lab.analysis.figures.step_metrics import STEP_METRICS, draw_step_metrics, missing, own_axes
+from grpo_lab.analysis.figures.step_metrics import STEP_METRICS, draw_step_metrics, missing
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
@@ -19,6 +19,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
+from grpo_lab.analysis.tables.step_curves import own_axes
 
 SEEDS = (3, 5, 10, 20, 40)
 

@@ -17,12 +17,13 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import curves, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
 from grpo_lab.analysis.figures.panels import arranged
-from grpo_lab.analysis.figures.step_metrics import draw_step_metrics, own_axes
+from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
 from grpo_lab.analysis.figures.style import Drawn, looks, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.analysis.tables.curves import curves_of, extremes, points_each, shortfalls, thinned
+from grpo_lab.analysis.tables.step_curves import own_axes
 from grpo_lab.config.design import read_design
 
 PC, KEPT = "reward/outcome", "reward/in_loss_mean"

@@ -233,8 +233,9 @@ def test_a_negative_part_goes_back_and_intervals_have_lanes_of_their_own(planted
     own = drawn.numbers[drawn.numbers["low"].notna()]  # of `+helps` two runs are left
     assert {"base", "full"} <= set(own["arm"]) and "+helps" not in set(own["arm"])
     intervals = set(zip((own["start"] + own["low"]).round(6), (own["start"] + own["high"]).round(6)))
-    lines = [line for line in drawn.figure.axes[0].lines if tuple(np.round(line.get_xdata(), 6)) in intervals]
-    assert len(lines) == len(own) and len({line.get_ydata()[0] for line in lines}) == len(own)
+    segments = [segment for bars in drawn.figure.axes[0].collections for segment in bars.get_segments()]
+    lines = [segment for segment in segments if tuple(np.round(segment[:, 0], 6)) in intervals]
+    assert len(lines) == len(own) and len({segment[0, 1] for segment in lines}) == len(own)
 
 
 @pytest.mark.extended

@@ -22,6 +22,7 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.tables.target_lengths import slope_of
 
 
 def asked(
@@ -122,7 +123,7 @@ def test_many_lengths_are_put_into_six_bins_that_hold_all_of_them() -> None:
 
 def test_a_single_length_for_all_has_no_slope() -> None:
     table = pd.DataFrame({"wanted": [12.0, 12.0], "length": [3.0, 9.0], "accuracy": [0.0, 0.0]})
-    assert math.isnan(target_lengths.slope_of(table))
+    assert math.isnan(slope_of(table))
 
 
 def test_the_last_evaluation_is_the_one_at_or_before_the_common_budget() -> None:

@@ -6,8 +6,7 @@ that an arm can have. Arms stand in the order of the primary metric; `stats.all_
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,28 +15,27 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.effects.all_pairs import all_pairs, ranked_metrics, why_not
+from grpo_lab.analysis.effects.all_pairs import ranked_metrics, why_not
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.panels import level_label
+from grpo_lab.analysis.figures.panels import draw_estimates, level_label
 from grpo_lab.analysis.figures.style import (
     BLACK,
     GREEN,
     GREY,
     SMALL,
+    TINY,
     VERMILLION,
     Drawn,
     Entry,
-    house_style,
+    drawing,
     in_lines,
-    new_figure,
-    write_footer,
-    write_legend,
+    sentences,
 )
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.all_pairs import AllPairs
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.table_rows import groups_of, rows_of
+from grpo_lab.analysis.tables.pairs import all_pairs_table
 
 BARS = (
     "mark: mean over base models; bar: two arms are distinguishable exactly if their bars do not overlap, for all "
@@ -46,6 +44,7 @@ BARS = (
 SHORT = (
     "bar: arms are distinguishable if their bars do not overlap; light bar: possible ranks; dots: single base models"
 )
+COLOURS = {"control": BLACK, "above": GREEN, "below": VERMILLION, "": GREY}  # by the side of the control
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -53,196 +52,133 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return why_not(data, finals, ranked_metrics(data)[0])
 
 
-def _found(data: SweepData, finals: FinalValues) -> dict[str, dict[str, AllPairs]]:
-    """Level -> metric -> its arms, the primary metric first, for the levels that have the primary metric."""
-    first, *others = ranked_metrics(data)
-    found = {}
-    for level in data.levels:
-        if primary := all_pairs(data, finals, level, first):
-            more = {metric: all_pairs(data, finals, level, metric) for metric in others}
-            found[level] = {first: primary} | {metric: pairs for metric, pairs in more.items() if pairs}
-    return found
-
-
-def all_pairs_numbers(found: Mapping[str, Mapping[str, AllPairs]]) -> pd.DataFrame:
-    """Every number the figure shows, six decimals, in the metric's unit; arms from the largest mean to the smallest.
-
-    `part` is "base" (in `value` the mean on a base, less what it adds to all arms), "mean" (with the bar in low and
-    high, the arm's rank and the best and worst it can have; `not_reported` says why there is no bar), or "pair" (arm
-    less `other`, its simultaneous p, and whether they are distinguishable).
-    """
-    rows: list[dict[str, Any]] = []
-    for level, by_metric in found.items():
-        for metric, pairs in by_metric.items():
-            order = np.argsort(-pairs.means, kind="stable")
-            for rank, index in enumerate(order, start=1):
-                labels = {"level": level, "metric": metric, "arm": pairs.arms[index]}
-                own = pairs.by_base[:, index]
-                rows += [labels | {"part": "base", "value": value} for value in own if not math.isnan(value)]
-                mean, half = float(pairs.means[index]), float(pairs.halves[index])
-                best, worst = pairs.ranks(pairs.arms[index])
-                place = {"rank": rank, "best": best, "worst": worst, "low": mean - half, "high": mean + half}
-                why = pairs.not_reported.get(pairs.arms[index], "")
-                rows.append(labels | {"part": "mean", "value": mean, **place, "not_reported": why})
-            for place, index in enumerate(order):
-                for other in order[place + 1 :]:
-                    labels = {"level": level, "metric": metric, "arm": pairs.arms[index], "other": pairs.arms[other]}
-                    labels |= {"part": "pair", "value": pairs.differences[index, other], "p": pairs.p[index, other]}
-                    rows.append(labels | {"distinguishable": bool(pairs.distinguishable[index, other])})
-    names = ["level", "metric", "arm", "part", "other", "value", "low", "high", "rank", "best", "worst", "not_reported"]
-    table = pd.DataFrame(rows, columns=[*names, "p", "distinguishable"])
-    return table.astype(dict.fromkeys(("rank", "best", "worst"), "Int64") | {"distinguishable": "boolean"}).round(6)
-
-
 def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_all_pairs`; None for the reason that `missing` gives."""
     if missing(data, finals):
         return None
-    found = _found(data, finals)
-    numbers = all_pairs_numbers(found)
-    name = f"{data.record.name}_all_pairs"
-    metrics = list(dict.fromkeys(metric for by_metric in found.values() for metric in by_metric))
-    sizes = [max(1.2, 0.18 * len(next(iter(own.values())).arms)) for own in found.values()]
-    with house_style(name):
-        figure = new_figure(f"{data.record.name}: which arms are distinguishable?", 1.2 + sum(sizes) + 0.9 * len(sizes))
-        shape: dict[str, Any] = {"height_ratios": sizes, "width_ratios": [2, 1] * len(metrics)}
-        grid = figure.subplots(len(found), 2 * len(metrics), squeeze=False, **shape)
-        for (level, by_metric), row in zip(found.items(), grid):
-            _level(row.tolist(), numbers[numbers["level"] == level], by_metric, data.control)
-            row[0].set_ylabel(level_label(data, level))
-        write_legend(figure, _legend(found, data), 3)
-        write_footer(figure, SHORT)
-    return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, found))
-
-
-def _level(row: Sequence[Axes], numbers: pd.DataFrame, by_metric: Mapping[str, AllPairs], control: str) -> None:
-    """Means and ranks of every metric at one level, arms in the order of the first metric."""
-    first = next(iter(by_metric))
-    arms = numbers[(numbers["metric"] == first) & (numbers["part"] == "mean")]["arm"].tolist()
-    for axes in row[2 * len(by_metric) :]:
-        axes.set_visible(False)
-    for (metric, pairs), means, ranks in zip(by_metric.items(), row[::2], row[1::2]):
-        own, colours = numbers[numbers["metric"] == metric], _colours(pairs, control)
-        _means(means, own, arms, colours)
-        _ranks(ranks, own, arms, colours)
-        means.set_xlabel(_unit(metric))
-        means.set_title(f"{in_lines(title(metric), 60 // len(by_metric))}\n{_statement(pairs)}", fontsize=SMALL)
-        if metric == first:
-            means.set_yticks(range(len(arms)), arms)
-            for label in means.get_yticklabels():
-                label.set_color(colours[label.get_text()])
-
-
-def _statement(pairs: AllPairs) -> str:
-    """The number of distinguishable pairs."""
-    number = len(pairs.not_reported)
-    left_out = f"; {number} arm{'s' if number > 1 else ''} not reported" if number else ""
-    return f"{pairs.number_distinguishable} of {pairs.pairs} pairs distinguishable{left_out}"
-
-
-def _unit(metric: str) -> str:
-    return "percent" if unit(metric) == "share" else unit(metric)
-
-
-def _scale(metric: str) -> float:
-    return 100.0 if unit(metric) == "share" else 1.0
-
-
-def _colours(pairs: AllPairs, control: str) -> dict[str, str]:
-    """Arm -> its colour, by the side of the control on which it significantly is."""
-    if control not in pairs.arms:
-        return dict.fromkeys(pairs.arms, GREY)
-    sides = pairs.distinguishable[:, pairs.arms.index(control)]
-    colours = {arm: {1: GREEN, -1: VERMILLION, 0: GREY}[int(side)] for arm, side in zip(pairs.arms, sides)}
-    return colours | {control: BLACK}
-
-
-def _means(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapping[str, str]) -> None:
-    """Means with their bars and, faintly, the single bases."""
-    scale = _scale(str(numbers["metric"].iloc[0]))
-    for row in rows_of(numbers[numbers["part"] == "base"]):
-        if row.arm in arms:
-            look: dict[str, Any] = {"color": colours[row.arm], "alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0}
-            axes.plot(scale * row.value, arms.index(row.arm), "o", **look)
-    for row in rows_of(numbers[numbers["part"] == "mean"]):
-        if row.arm in arms:
-            y, colour = arms.index(row.arm), colours[row.arm]
-            inside = "white" if row.not_reported else colour
-            if not row.not_reported:
-                ends = [scale * row.low, scale * row.high]
-                axes.plot(ends, [y, y], color=colour, linewidth=2.0, alpha=0.75, solid_capstyle="butt")
-            look = {"color": colour, "markersize": 4.2, "markerfacecolor": inside, "label": row.arm, "zorder": 4}
-            axes.plot(scale * row.value, y, "o", **look)
-    axes.margins(x=0.05)
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    _rows(axes, len(arms))
-
-
-def _ranks(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str], colours: Mapping[str, str]) -> None:
-    """The ranks that an arm can have, and the one of its mean."""
+    numbers = all_pairs_table(data, finals)
     means = numbers[numbers["part"] == "mean"]
-    for row in rows_of(means):
-        if row.arm in arms:
-            y, ends = arms.index(row.arm), [row.best - 0.4, row.worst + 0.4]
-            look: dict[str, Any] = {"color": colours[row.arm], "solid_capstyle": "butt"}
-            look |= {"linewidth": 0.8, "linestyle": ":"} if row.not_reported else {"linewidth": 5.0, "alpha": 0.4}
-            axes.plot(ends, [y, y], label=row.arm, **look)
-            axes.plot(row.rank, y, "|", color=colours[row.arm], markersize=5.5, markeredgewidth=1.3)
-    axes.set_xlim(0.3, len(means) + 0.7)
-    ends = [1, len(means)]
-    middle = list(range(10, len(means) - 4, 10)) if len(means) > 10 else list(range(2, len(means)))
-    axes.set_xticks([ends[0], *middle, ends[1]])
+    name, metrics = f"{data.record.name}_all_pairs", list(dict.fromkeys(numbers["metric"]))
+    first = means[means["metric"] == metrics[0]]
+    arms = {level: own["arm"].tolist() for level, own in groups_of(first, "level", sort=False)}
+    sizes = [max(1.2, 0.18 * len(own)) for own in arms.values()]
+    heading, height = f"{data.record.name}: which arms are distinguishable?", 1.2 + sum(sizes) + 0.9 * len(sizes)
+    with drawing(name, heading, height, SHORT, _legend(means, data), 3) as figure:
+        shape: dict[str, Any] = {"height_ratios": sizes, "width_ratios": [2, 1] * len(metrics)}
+        grid = figure.subplots(len(arms), 2 * len(metrics), squeeze=False, **shape)
+        for (level, names), row in zip(arms.items(), grid):
+            for metric, left, right in zip(metrics, row[::2], row[1::2]):
+                own = numbers[(numbers["level"] == level) & (numbers["metric"] == metric)]
+                _metric(left, right, own, names, 60 // len(metrics))
+            row[0].set_yticks(range(len(names)), names)
+            for label, side in zip(row[0].get_yticklabels(), first[first["level"] == level]["side"]):
+                label.set_color(COLOURS[side])
+            row[0].set_ylabel(level_label(data, level))
+    return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, means))
+
+
+def _metric(left: Axes, right: Axes, numbers: pd.DataFrame, arms: Sequence[str], width: int) -> None:
+    """Means and ranks on one metric at one level, arms in the order of the first metric."""
+    for axes in (left, right):
+        axes.set_visible(len(numbers) > 0)
+        axes.set(ylim=(len(arms) - 0.5, -0.5))
+        axes.set_yticks(range(len(arms)), [""] * len(arms))
+        axes.tick_params(axis="y", length=0, labelsize=SMALL)
+        axes.spines["left"].set_visible(False)
+    if numbers.empty:
+        return
+    metric = str(numbers["metric"].iloc[0])
+    share = unit(metric) == "share"
+    rows = numbers[numbers["arm"].isin(arms)].copy()
+    rows[["value", "low", "high"]] *= 100.0 if share else 1.0
+    sides = rows[rows["part"] == "mean"].set_index("arm")["side"].map(COLOURS)
+    rows = rows.assign(y=rows["arm"].map(arms.index), colour=rows["arm"].map(sides))
+    _means(left, rows)
+    _ranks(right, rows[rows["part"] == "mean"])
+    left.set_xlabel("percent" if share else unit(metric))
+    left.set_title(f"{in_lines(title(metric), width)}\n{_statement(numbers)}", fontsize=SMALL)
+
+
+def _statement(numbers: pd.DataFrame) -> str:
+    """The number of distinguishable pairs."""
+    pairs, number = numbers[numbers["part"] == "pair"], int((numbers["not_reported"].fillna("") != "").sum())
+    rest = f"; {number} arm{'s' if number > 1 else ''} not reported" if number else ""
+    return f"{pairs['distinguishable'].sum()} of {len(pairs)} pairs distinguishable{rest}"
+
+
+def _means(axes: Axes, rows: pd.DataFrame) -> None:
+    """Means with their bars and, faintly, the single base models.
+
+    The axis is that of the arms with a bar: an arm without one that lies beyond is an arrow at the edge with its mean.
+    """
+    means, bases = rows[rows["part"] == "mean"], rows[rows["part"] == "base"]
+    reported = rows[rows["arm"].isin(means.loc[means["low"].notna(), "arm"])]
+    shown = reported if len(reported) else rows
+    ends = shown[shown["part"] != "pair"][["value", "low", "high"]]
+    low, high = float(ends.min().min()), float(ends.max().max())
+    margin = 0.05 * (high - low)
+    axes.set_xlim(low - margin, high + margin)
+    axes.scatter(bases["value"], bases["y"], 7, bases["colour"], alpha=0.3, linewidths=0)
+    face = np.where(means["low"].isna(), "white", means["colour"])
+    inside = means["value"].between(*axes.get_xlim())
+    draw_estimates(axes, means.assign(name=means["arm"], marker="o", face=face)[inside])
+    for row in rows_of(means[~inside]):
+        edge, mark, side = (low, "<", 1) if row.value < low else (high, ">", -1)
+        axes.plot(edge, row.y, mark, color=row.colour, markerfacecolor="white", markersize=4.6, label=row.arm)
+        look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": row.colour}
+        axes.annotate(f"{row.value:.3g}", (edge, row.y), (6 * side, 0), ha="left" if side > 0 else "right", **look)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _ranks(axes: Axes, means: pd.DataFrame) -> None:
+    """The ranks that an arm can have, and the one of its mean."""
+    for reported, look in ((True, {"linewidth": 5.0, "alpha": 0.4}), (False, {"linewidth": 0.8, "linestyle": ":"})):
+        own = means[means["low"].notna() == reported]
+        axes.hlines(own["y"], own["best"] - 0.4, own["worst"] + 0.4, colors=own["colour"], **look)
+    axes.scatter(means["rank"], means["y"], 30, means["colour"], marker="|", linewidths=1.3)
+    number = len(means)
+    axes.set_xlim(0.3, number + 0.7)
+    middle = range(10, number - 4, 10) if number > 10 else range(2, number)
+    axes.set_xticks([1, *middle, number])
     axes.set_xlabel("rank")
-    _rows(axes, len(arms))
 
 
-def _rows(axes: Axes, number: int) -> None:
-    axes.set_ylim(number - 0.5, -0.5)
-    axes.set_yticks(range(number), [""] * number)
-    axes.tick_params(axis="y", length=0, labelsize=SMALL)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _legend(found: Mapping[str, Mapping[str, AllPairs]], data: SweepData) -> list[Entry]:
+def _legend(means: pd.DataFrame, data: SweepData) -> list[Entry]:
     """What the colours and a hollow mark mean, of those that occur."""
-    every = [pairs for by_metric in found.values() for pairs in by_metric.values()]
-    used = {colour for pairs in every for colour in _colours(pairs, data.control).values()}
+    used, control = set(means["side"]), data.control
     words = {
-        BLACK: data.control if data.design else f"{data.control}, the sweep's first arm",
-        GREEN: f"significantly above {data.control}",
-        VERMILLION: f"significantly below {data.control}",
-        GREY: f"not distinguishable from {data.control}" if BLACK in used else "other arms",
+        "control": control if data.design else f"{control}, the sweep's first arm",
+        "above": f"significantly above {control}",
+        "below": f"significantly below {control}",
+        "": f"not distinguishable from {control}" if "control" in used else "other arms",
     }
     look: dict[str, Any] = {"marker": "o", "markersize": 4.2}
-    entries: list[Entry] = [
-        (Line2D([], [], color=colour, linewidth=2.0, **look), text) for colour, text in words.items() if colour in used
-    ]
-    if any(pairs.not_reported for pairs in every):
+    lines = {side: Line2D([], [], color=colour, linewidth=2.0, **look) for side, colour in COLOURS.items()}
+    entries: list[Entry] = [(lines[side], text) for side, text in words.items() if side in used]
+    if (means["not_reported"] != "").any():
         hollow = Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", markerfacecolor="white", **look)
         entries.append((hollow, "not reported"))
     return entries
 
 
-def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, Mapping[str, AllPairs]]) -> str:
-    bases = len(set(finals.bases.values()))
-    left_out: dict[str, list[str]] = {}
-    for level, by_metric in found.items():
-        for metric, pairs in by_metric.items():
-            for arm, why in pairs.not_reported.items():
-                where = f"{arm} at {level}" if level else arm
-                short = "downstream" if metric != next(iter(by_metric)) else ""
-                left_out.setdefault(why, []).append(f"{where} ({short})" if short else where)
-    reasons = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in left_out.items())
-    absent = [level for level in data.levels if level not in found]
-    parts = [
+def _caption(data: SweepData, finals: FinalValues, means: pd.DataFrame) -> str:
+    bases, first = len(set(finals.bases.values())), means["metric"].iloc[0]
+    reasons: dict[str, list[str]] = {}
+    declared = means.sort_values("arm", key=lambda arms: arms.map(data.arms.index), kind="stable")
+    for (level, metric), own in groups_of(declared[declared["not_reported"] != ""], ["level", "metric"], sort=False):
+        for row in rows_of(own):
+            where = f"{row.arm} at {level}" if level else row.arm
+            reasons.setdefault(row.not_reported, []).append(where + ("" if metric == first else " (downstream)"))
+    named = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in reasons.items())
+    absent = [level for level in data.levels if level not in set(means["level"])]
+    return sentences({
         "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
-        f"95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, "
-        f"{bases} base models, the scatter of all reported arms together. "
-        f"Final values at {finals.at}.",
-        f"Not reported: {reasons}." if reasons else "",
-        f"Not drawn, with fewer than three arms on two base models: {', '.join(absent)}." if absent else "",
-    ]
-    return " ".join(filter(None, parts))
+        "95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, "
+        f"{bases} base models, the scatter of all reported arms together. Final values at {finals.at}.": True,
+        f"Not reported: {named}.": named,
+        "Arrow: such an arm's mean lies beyond the axis, which is that of the reported arms.": named,
+        f"Not drawn, with fewer than three arms on two base models: {', '.join(absent)}.": absent,
+    })  # fmt: skip
 
 
 FIGURE = FigureKind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW, gap, onsets
+from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.lines import LINE, draw_line, line_numbers, numbers_table
 from grpo_lab.analysis.figures.panels import CROSS, Cell, arm_panels, arm_rows, at_level, drawn_cells, seeds_text
@@ -34,10 +33,9 @@ from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.analysis.tables.curves import curves_of, points_each, shortfalls, thinned
-from grpo_lab.analysis.tracks import cells, mean_of_tracks, tracks
+from grpo_lab.analysis.tables.gap import FALLS, OPENS, divergence_of, gap_changes
 
 CORRECT = "reward/outcome"
-GAP_CHANGE, OPENS, FALLS = "divergence/gap_change", "divergence/onset", "divergence/onset_after_peak"
 SERIES = {
     CORRECT: (Look(VERMILLION, "--"), "training reward, correctness of all responses"),
     REWARD: (Look(PURPLE, ":"), "training reward as the loss sees it"),
@@ -71,7 +69,7 @@ def curve_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     downstream = means[means["series"] == DOWNSTREAM].reset_index(drop=True)
     peaks = downstream.loc[downstream.groupby(LINE)["value"].idxmax()].assign(part="peak")
     marks = [own.drop(columns=["low", "high"]) for own in (ends, peaks)]
-    divergence = _divergence(data, finals, drawn_cells(data, curves))
+    divergence = divergence_of(data, finals, drawn_cells(data, curves))
     return numbers_table([lines, *marks, divergence[divergence["x"].notna()]]).round(6)
 
 
@@ -93,26 +91,6 @@ def _thinned(curves: pd.DataFrame) -> pd.DataFrame:
     steps = curves[~evaluated]
     points = points_each(steps.groupby([*LABELS, "metric"]).ngroups, int(evaluated.sum()))
     return pd.concat([thinned(steps, points), curves[evaluated]]) if len(steps) else curves
-
-
-def _divergence(data: SweepData, finals: FinalValues, places: Sequence[Cell]) -> pd.DataFrame:
-    """The onsets and the gap change at X of every arm; without an onset x is NaN and `note` says why."""
-    runs, rows = cells(tracks(data, finals)), []
-    for (level, arm), change in gap_changes(data, finals, places).items():
-        labels = {"level": level, "arm": arm}
-        for name, found in onsets(runs.get((level, arm), [])).items():
-            onset = {"x": found.x, "low": found.low, "high": found.high, "n": found.n, "note": found.note}
-            rows.append(labels | {"series": f"divergence/{name}", "part": "onset"} | onset)
-        final = {"value": change.mean, "low": change.low, "high": change.high, "n": change.n}
-        rows.append(labels | {"series": GAP_CHANGE, "part": "final", "x": finals.budget, "note": ""} | final)
-    return pd.DataFrame(rows)
-
-
-def gap_changes(data: SweepData, finals: FinalValues, places: Sequence[Cell]) -> dict[Cell, Interval]:
-    """By how much more training reward than downstream accuracy was gained from step 0 to X, percentage points."""
-    runs = cells(tracks(data, finals))
-    ends = {cell: [100 * float(gap(track)[-1]) for track in runs.get(cell, [])] for cell in places}
-    return {cell: mean_of_tracks(runs.get(cell, []), own) for cell, own in ends.items()}
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -205,7 +183,7 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
         "Gap: how much more training reward (correctness of all responses) than downstream accuracy was gained from "
         f"step 0 to {finals.at}, in percentage points.{finals.over_bases}": True,
         "Ring: picked on these data, so a little too high.": "peak" in drawn,
-        _onset_text(_divergence(data, finals, places)): True,
+        _onset_text(divergence_of(data, finals, places)): True,
         "Bar: a mean ends with the shortest of its seeds.": "end" in drawn,
         "Means leave out runs that collapsed before that.": any(finals.stopped(*cell) for cell in places),
         f"Grey line: {finals.at}, beyond which not every run goes.": beyond,
@@ -216,7 +194,7 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 
 def _onset_text(divergence: pd.DataFrame) -> str:
     """What an onset is, and where none could be looked for."""
-    opens = divergence[divergence["series"] == OPENS] if "series" in divergence else divergence
+    opens = divergence[divergence["series"] == OPENS]
     tested = set(opens.loc[~opens["note"].isin(["too few seeds", TOO_FEW]), "arm"])
     untested = [arm for arm in dict.fromkeys(divergence["arm"]) if arm not in tested]
     if not tested:

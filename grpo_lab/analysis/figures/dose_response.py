@@ -6,9 +6,7 @@ values stand at equal distances, since what is swept is mostly doubled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,6 +17,7 @@ from grpo_lab.analysis.figures.panels import at_level
 from grpo_lab.analysis.figures.style import Drawn, Look, drawing, in_lines, looks
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.tables.dose import FEWEST, Dose, dose
 from grpo_lab.analysis.tables.final import finals_of
 
 OUTCOME = "reward/outcome"
@@ -27,41 +26,9 @@ PANELS = {
     HELDOUT: "held-out accuracy,\ntraining protocol (%)",
     DOWNSTREAM: "downstream accuracy (%)",
 }
-FEWEST = 3  # values that make a curve
 _APART = 0.07  # of the distance of two values, between the bars of two levels
 _BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; dots: single seeds"
 _NO_BANDS = "line: mean over runs, too few for an interval; dots: single seeds"
-
-
-@dataclass(frozen=True)
-class Dose:
-    """The override that arms differ in, and its value in each, rising."""
-
-    key: str
-    values: Mapping[str, float]
-
-
-def dose(data: SweepData) -> Dose | None:
-    """What the arms differ in; None unless it is one override, a number, with `FEWEST` values or more."""
-    arms = data.design.arms if data.design else {}
-    settings = {arm: dict(_override(word) for word in words) for arm, words in arms.items()}
-    keys = {key for words in settings.values() for key in words}
-    differing = [key for key in keys if len({words.get(key) for words in settings.values()}) > 1]
-    if len(differing) != 1:
-        return None
-    (key,) = differing
-    try:
-        values = {arm: float(words[key]) for arm, words in settings.items()}
-    except (KeyError, ValueError):
-        return None
-    if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
-        return None
-    return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
-
-
-def _override(word: str) -> tuple[str, str]:
-    key, _, value = word.lstrip("+").partition("=")
-    return key, value
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,15 +15,14 @@ from grpo_lab.analysis.figures.style import (
     BLUE,
     GREY,
     Drawn,
+    drawing,
     house_style,
-    new_figure,
     place_names,
-    write_footer,
 )
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import bounds
-from grpo_lab.analysis.tables.rows import as_columns
+from grpo_lab.analysis.stats.intervals import Interval, bounds
+from grpo_lab.analysis.tables.ranks import sharpness_table
 from grpo_lab.config.design import RANKED
 
 # Labels of differences from the mean of all arms, and the factor to points where a value is a share.
@@ -54,19 +52,26 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
     number = max(len(level.values) for level in levels.values())
     heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
-    with house_style(name):
-        figure = new_figure(heading, 1.0 + 2.8 * len(levels), _WIDTH)
+    labels = {metric: label for metric, (label, _) in _LABELS.items()}
+    with drawing(name, heading, 1.0 + 2.8 * len(levels), bands, width=_WIDTH) as figure:
         grid = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False)
         for (level, here), row in zip(levels.items(), grid):
             row[0].set_ylabel(level_label(data, level, "training reward, points"))
-            for axes, (metric, (label, scale)) in zip(row, _LABELS.items()):
-                _panel(axes, here, metric, scale)
-                axes.set_xlabel(label)
-        write_footer(figure, bands)
+            for axes, metric in zip(row, labels):
+                _panel(axes, _points(here, metric), here.correlations[metric].within(-1.0, 1.0))
+                axes.set_xlabel(labels[metric])
+    with house_style(name):
         for here, row in zip(levels.values(), grid):
-            for axes, (metric, (_, scale)) in zip(row, _LABELS.items()):
-                _name_furthest(axes, here, metric, scale)
-    return Drawn(name, figure, _numbers(levels), bands, caption=_caption(levels))
+            for axes, metric in zip(row, labels):
+                points = _points(here, metric)
+                named = points.loc[_furthest(here)]
+                place_names(axes, list(zip(named["x"], named["y"], named.index, [GREY] * len(named))), points)
+    return Drawn(name, figure, sharpness_table(levels), bands, caption=_caption(levels))
+
+
+def _points(here: RankedLevel, metric: str) -> pd.DataFrame:
+    """Every arm's deviation on a metric as x and in training reward as y."""
+    return pd.DataFrame({"x": _LABELS[metric][1] * here.values[metric], "y": 100 * here.values[REWARD]})
 
 
 def _furthest(here: RankedLevel) -> list[str]:
@@ -75,31 +80,13 @@ def _furthest(here: RankedLevel) -> list[str]:
     return list(map(str, scaled[[REWARD, *RANKED]].abs().sum(axis=1).nlargest(_NAMED).index))
 
 
-def _panel(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
+def _panel(axes: Axes, points: pd.DataFrame, correlation: Interval) -> None:
     for draw in (axes.axhline, axes.axvline):
         draw(0, color=GREY, linewidth=0.6, zorder=0)
-    axes.plot(scale * here.values[metric], 100 * here.values[REWARD], "o", color=BLUE, ms=4, markeredgewidth=0)
-    found = here.correlations[metric].within(-1.0, 1.0)
-    axes.set_title(f"rank correlation {found.mean:+.2f}{bounds(found.low, found.high, '.2f')}")
+    axes.plot(points["x"], points["y"], "o", color=BLUE, ms=4, markeredgewidth=0)
+    axes.set_title(f"rank correlation {correlation.mean:+.2f}{bounds(correlation.low, correlation.high, '.2f')}")
     axes.margins(0.1)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-
-
-def _name_furthest(axes: Axes, here: RankedLevel, metric: str, scale: float) -> None:
-    points = pd.DataFrame({"x": scale * here.values[metric], "y": 100 * here.values[REWARD]})
-    names = [(float(points["x"][arm]), float(points["y"][arm]), arm, GREY) for arm in _furthest(here)]
-    place_names(axes, names, points)
-
-
-def _numbers(levels: Mapping[str, RankedLevel]) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = []
-    for level, here in levels.items():
-        for arm, values in here.values.iterrows():
-            rows += [{"level": level, "arm": arm, "metric": name, "value": value} for name, value in values.items()]
-        for metric, found in here.correlations.items():
-            row = {"level": level, "arm": "", "metric": f"rank correlation with {metric}"}
-            rows.append(row | as_columns(found.within(-1.0, 1.0)))
-    return pd.DataFrame(rows, columns=["level", "arm", "metric", "value", "low", "high", "n"]).round(6)
 
 
 def _caption(levels: Mapping[str, RankedLevel]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,12 +27,11 @@ from grpo_lab.analysis.figures.style import (
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
-from grpo_lab.analysis.table_rows import groups_of, row_at
-from grpo_lab.analysis.tables.curves import curves_of, means_of, points_each, shortfalls, thinned
+from grpo_lab.analysis.table_rows import groups_of
+from grpo_lab.analysis.tables.curves import means_of, points_each, shortfalls, thinned
+from grpo_lab.analysis.tables.step_curves import OWN, step_curves
 from grpo_lab.analysis.tracks import KL
-from grpo_lab.tracking.metrics import is_touched, touched_metric
 
-OWN = "touched/own"  # the largest share that an arm's own tricks touch
 ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
 FURTHEST = 5
 _POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
@@ -62,42 +61,12 @@ STEP_METRICS = (
 )
 
 
-def own_axes(data: SweepData) -> dict[str, list[str]]:
-    """For every arm the touched/* that belong to its own tricks.
-
-    Those its overrides name; where they name none, as a recipe's name does, those that it touches and the control
-    never does.
-    """
-    tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points.columns if is_touched(name)]
-    most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
-    found = {}
-    for arm in data.arms:
-        words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
-        named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
-        if words and not named & set(touched):
-            here, plain = row_at(most, arm), row_at(most, data.control)
-            named = {name for name in touched if here[name] > 0 and not plain[name] > 0}
-        found[arm] = [name for name in touched if name in named]
-    return found
-
-
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why there is no figure; empty where there is one."""
     if (levels := len(dict.fromkeys(finals.values["level"]))) > _MOST:
         return f"{levels} levels do not fit side by side, {_MOST} do"
-    curves = step_curves(data, finals)
+    curves = step_curves(data, finals, [shown.metric for shown in _metrics(data)])
     return "" if _moved(curves) else "no run logged a step metric that is not 0 throughout"
-
-
-def step_curves(data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """The curves of the step metrics, with the largest share that an arm's own tricks touch."""
-    own = pd.Series(math.nan, index=data.points.index)
-    for arm, names in own_axes(data).items():
-        here = data.points["arm"] == arm
-        own[here] = data.points.loc[here, names].max(axis=1) if names else math.nan
-    with_own = replace(data, points=data.points.copy().assign(**{OWN: own}))  # in one piece, or pandas warns
-    return curves_of(with_own, finals, [shown.metric for shown in _metrics(data)])
 
 
 def _metrics(data: SweepData) -> list[StepMetric]:
@@ -146,7 +115,7 @@ def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
     if missing(data, finals):
         return None
-    curves = step_curves(data, finals)
+    curves = step_curves(data, finals, [shown.metric for shown in _metrics(data)])
     numbers, metrics = _numbers(curves, data, finals), _moved(curves)
     levels = list(dict.fromkeys(level for level, _ in drawn_cells(data, curves)))
     columns = len(levels) if len(levels) > 1 else 2

@@ -151,14 +151,20 @@ def new_figure(heading: str, height: float, width: float = WIDTH) -> Figure:
 
 @contextlib.contextmanager
 def drawing(
-    name: str, heading: str, height: float, footer: str, entries: Sequence[Entry] = (), columns: int = 2
+    name: str,
+    heading: str,
+    height: float,
+    footer: str,
+    entries: Sequence[Entry] = (),
+    columns: int = 2,
+    width: float = WIDTH,
 ) -> Iterator[Figure]:
     """A figure in the house style, with its heading and legend above the panels that its block draws, and its footer.
 
     After the block the layout is fixed.
     """
     with house_style(name):
-        figure = new_figure(heading, height)
+        figure = new_figure(heading, height, width)
         yield figure
         write_legend(figure, entries, columns)
         write_footer(figure, footer)

@@ -6,99 +6,34 @@ that follows its prompts lies on the diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.lines import draw_line
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
-from grpo_lab.analysis.figures.panels import Cell, level_label, seeds_text
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    GREY,
-    SMALL,
-    Dashes,
-    Drawn,
-    Entry,
-    house_style,
-    in_lines,
-    looks,
-    new_figure,
-    write_footer,
-    write_legend,
-)
+from grpo_lab.analysis.figures.panels import Cell, drawn_cells, level_label, seeds_text
+from grpo_lab.analysis.figures.style import BLACK, GREY, SMALL, Drawn, Entry, Look, drawing, in_lines, looks
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
 from grpo_lab.analysis.table_rows import row_at
-from grpo_lab.analysis.tables.rows import as_columns, table_of
-from grpo_lab.analysis.tracks import Track, cells, tracks
+from grpo_lab.analysis.tables.target_lengths import SUITE, target_answers, target_lengths_of
+from grpo_lab.analysis.tracks import tracks
 
-SUITE = "heldout_training"
-BINS = 6  # of equal width, where more lengths than `SINGLE` are asked for
-SINGLE = 8
-WHENS = ("start", "end")
 QUANTITIES = {"length": "response length (tokens)", "accuracy": "right answers (%)"}
-_APART = 0.012  # of the range of lengths asked for, between the bars of two arms
+_APART = 0.012  # of the range of target lengths, between the bars of two arms
 _BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval, arms moved apart; thin: single seeds"
 _NO_BANDS = "line: mean over runs at the last evaluation, too few for an interval; thin: single seeds"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What one run answered to questions that ask for a length: one row per question, with its length and its share
-    of right answers, before training and at the last evaluation."""
-
-    seed: int
-    base: int
-    answers: Mapping[str, pd.DataFrame]
-
-
-def asked_lengths(data: SweepData, finals: FinalValues) -> dict[Cell, list[Asked]]:
-    """What can be drawn, by (level, arm)."""
-    answers = data.answers[(data.answers["suite"] == SUITE) & (data.answers["wanted"] > 0)]
-    found: dict[Cell, list[Asked]] = {}
-    for cell, runs in cells(tracks(data, finals)).items():
-        own = answers[(answers["level"] == cell[0]) & (answers["arm"] == cell[1])]
-        asked = [run for run in (_asked(own, track) for track in runs) if run is not None]
-        if asked:
-            found[cell] = asked
-    return found
-
-
-def _asked(answers: pd.DataFrame, track: Track) -> Asked | None:
-    """One run's answers; None where it was not evaluated after its start, or where its answers were not saved."""
-    last = track.around[0]
-    own = answers[answers["seed"] == track.seed]
-    tables = {when: own[own["step"] == step] for when, step in zip(WHENS, (0, last))}
-    if last == 0 or any(table.empty for table in tables.values()):
-        return None
-    return Asked(
-        track.seed,
-        track.base,
-        {
-            when: pd.DataFrame(
-                {
-                    "wanted": table["wanted"].astype(float),
-                    "length": table["tokens"] / table["n"],
-                    "accuracy": 100 * table["correct"] / table["n"],
-                }
-            )
-            for when, table in tables.items()
-        },
-    )
-
-
 def missing(data: SweepData, finals: FinalValues) -> str:
     """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    if asked_lengths(data, finals):
+    if not target_answers(data, finals).empty:
         return ""
     if not tracks(data, finals):
         return NO_TRACKS
@@ -110,135 +45,72 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return "no run that asks for a length was evaluated after its start"
 
 
-def slope_of(answers: pd.DataFrame) -> float:
-    """Tokens of response for each token asked for, by least squares over questions; NaN where all ask for the same."""
-    spread = answers["wanted"] - answers["wanted"].mean()
-    squares = float((spread**2).sum())
-    return float((spread * answers["length"]).sum()) / squares if squares else float("nan")
-
-
-def target_length_numbers(found: Mapping[Cell, Sequence[Asked]]) -> pd.DataFrame:
-    """Every number the figure shows, six decimals; lengths in tokens, accuracy in percent of answers.
-
-    `when` is "start" (step 0) or "end" (the last evaluation up to X), `series` is "length", "accuracy" or "slope" (of
-    length over the length asked for, over single questions). `part` is "seed" (a run's mean over the questions around
-    x) or "mean" (over the n seeds that have some, with the t interval in low and high).
-    """
-    edges = _edges(found)
-    bases = {run.seed: run.base for runs in found.values() for run in runs}
-    rows: list[dict[str, Any]] = []
-    for (level, arm), runs in found.items():
-        for when in WHENS:
-            labels = {"level": level, "arm": arm, "when": when}
-            binned = {run.seed: _binned(run.answers[when], edges) for run in runs}
-            for place in range(len(edges) - 1):
-                here = {seed: row_at(table, place) for seed, table in binned.items() if place in table.index}
-                x = {"x": np.mean([row["wanted"] for row in here.values()])} if here else {}
-                for series in QUANTITIES if here else ():
-                    values = {seed: float(row[series]) for seed, row in here.items()}
-                    rows += _of_seeds(labels | {"series": series} | x, values, bases)
-            slopes = {run.seed: slope_of(run.answers[when]) for run in runs}
-            rows += _of_seeds(labels | {"series": "slope"}, slopes, bases)
-    return table_of(rows, ["level", "arm", "when", "series", "part", "x", "seed", "value", "low", "high", "n"])
-
-
-def _of_seeds(
-    labels: dict[str, Any], values: Mapping[int, float], bases: Mapping[int, int]
-) -> Iterator[dict[str, Any]]:
-    for seed, value in values.items():
-        yield labels | {"part": "seed", "seed": seed, "value": value}
-    yield labels | {"part": "mean"} | as_columns(mean_of_runs(list(values.values()), [bases[seed] for seed in values]))
-
-
-def _edges(found: Mapping[Cell, Sequence[Asked]]) -> np.ndarray:
-    """Where the bins of lengths asked for begin and end; one bin a length where there are few."""
-    tables = [table for runs in found.values() for run in runs for table in run.answers.values()]
-    asked = np.unique(np.concatenate([table["wanted"].to_numpy() for table in tables]))
-    if len(asked) <= SINGLE:
-        return np.append(asked, asked[-1] + 1)
-    return np.linspace(asked[0], asked[-1] + 1, BINS + 1)
-
-
-def _binned(answers: pd.DataFrame, edges: np.ndarray) -> pd.DataFrame:
-    """Means over the questions of each bin that has some, by the bin's place."""
-    return answers.groupby(np.searchsorted(edges, answers["wanted"].to_numpy(), side="right") - 1).mean()
-
-
 def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
     """The figure `<sweep>_target_lengths`; None where `missing` says why: no prompt asks for a length."""
-    found = asked_lengths(data, finals)
-    if not found:
+    answers = target_answers(data, finals)
+    if answers.empty:
         return None
-    numbers = target_length_numbers(found)
+    numbers, places = target_lengths_of(answers), drawn_cells(data, answers)
     name = f"{data.record.name}_target_lengths"
-    bands = _BANDS if max(map(len, found.values())) >= FOR_INTERVAL else _NO_BANDS
-    levels = [level for level in data.levels if any(level == other for other, _ in found)]
-    arms = [arm for arm in data.arms if any(arm == other for _, other in found)]
-    look = looks(arms, data.control if data.control in arms else arms[0])
-    with house_style(name):
-        heading = f"{data.record.name}: are responses as long as they are asked to be?"
-        figure = new_figure(heading, 1.3 + len(levels) * (2.4 + 0.14 * len(arms)))
+    bands = _BANDS if numbers["n"].max() >= FOR_INTERVAL else _NO_BANDS
+    levels = list(dict.fromkeys(level for level, _ in places))
+    arms = [arm for arm in data.arms if arm in {arm for _, arm in places}]
+    found = looks(arms, data.control if data.control in arms else arms[0])
+    look = {arm: Look(found[arm].colour, "-", "o") for arm in arms}
+    heading = f"{data.record.name}: are responses as long as they are asked to be?"
+    height = 1.3 + len(levels) * (2.4 + 0.14 * len(arms))
+    with drawing(name, heading, height, bands, _legend(look), 3) as figure:
         panels = figure.subplots(len(levels), 2, sharex=True, sharey="col", squeeze=False)
         for level, row in zip(levels, panels):
             for axes, series in zip(row, QUANTITIES):
                 own = numbers[(numbers["level"] == level) & (numbers["series"] == series)]
                 _panel(axes, own, look)
                 axes.set_ylabel(level_label(data, level if series == "length" else "", QUANTITIES[series]))
-            here = [(level, arm) for arm in arms if (level, arm) in found]
-            row[0].set_title("\n".join(_over(data, finals, numbers, here)), fontsize=SMALL)
+            slopes = numbers[(numbers["series"] == "slope") & (numbers["part"] == "mean")]
+            over = [_over(data, finals, slopes, place) for place in places if place[0] == level]
+            row[0].set_title("\n".join(over), fontsize=SMALL)
         for axes in panels[-1]:
             axes.set_xlabel("target length (tokens)")
         panels[0, 0].set_ylim(bottom=0)
         panels[0, 1].set_ylim(bottom=0)
         panels[0, 0].xaxis.set_major_locator(MaxNLocator(7, integer=True))
-        write_legend(figure, _legend(arms, look), 3)
-        write_footer(figure, bands)
     return Drawn(name, figure, numbers, bands, caption=_caption(data, finals))
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, tuple[str, Dashes]]) -> None:
-    seeds = numbers[numbers["part"] == "seed"]
-    if str(numbers["series"].iloc[0]) == "length":
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, Look]) -> None:
+    """One series at one level: each arm at the end with its runs and intervals and, dashed, before training."""
+    seeds, means = (numbers[numbers["part"] == part] for part in ("seed", "mean"))
+    if (numbers["series"] == "length").all():
         ends = [seeds["x"].min(), seeds["x"].max()]
         axes.plot(ends, ends, ":", color=BLACK, linewidth=1.0, label="as asked")
-    arms = list(dict.fromkeys(numbers["arm"]))
+    arms = [arm for arm in look if (numbers["arm"] == arm).any()]
     apart = _APART * (numbers["x"].max() - numbers["x"].min())
     for place, arm in enumerate(arms):
-        own, colour = numbers[numbers["arm"] == arm], look[arm][0]
-        end, start = (own[own["when"] == when] for when in reversed(WHENS))
-        for _, run in end[end["part"] == "seed"].groupby("seed"):
-            axes.plot(run["x"], run["value"], color=colour, linewidth=0.5, alpha=0.35, label="seed")
-        mean = end[end["part"] == "mean"]
-        axes.plot(mean["x"], mean["value"], "-o", color=colour, linewidth=1.7, markersize=3.6, label=arm)
+        mean = means[(means["arm"] == arm) & (means["when"] == "end")]
+        single = seeds[(seeds["arm"] == arm) & (seeds["when"] == "end")].assign(part="seed")
+        draw_line(axes, pd.concat([single, mean.assign(low=math.nan)]), look[arm], arm, faint=0.35)
         bars = mean[mean["low"].notna()]
         at = bars["x"] + apart * (place - (len(arms) - 1) / 2)
-        axes.vlines(at, bars["low"], bars["high"], color=colour, linewidth=1.3, alpha=0.7, label="interval")
-        before = start[start["part"] == "mean"]
-        axes.plot(before["x"], before["value"], "--", color=colour, linewidth=1.1, alpha=0.8, label="step 0")
+        axes.vlines(at, bars["low"], bars["high"], color=look[arm].colour, linewidth=1.3, alpha=0.7, label="interval")
+        before = means[(means["arm"] == arm) & (means["when"] == "start")]
+        axes.plot(before["x"], before["value"], "--", color=look[arm].colour, linewidth=1.1, alpha=0.8, label="step 0")
 
 
-def _over(data: SweepData, finals: FinalValues, numbers: pd.DataFrame, row: Sequence[Cell]) -> list[str]:
-    """The lines over a level's panels: every arm's slope before training and at the end, and its seeds."""
-    lines = []
-    for level, arm in row:
-        own = numbers[(numbers["level"] == level) & (numbers["arm"] == arm) & (numbers["series"] == "slope")]
-        own = own[own["part"] == "mean"].set_index("when")
-        end = row_at(own, "end")
-        ends = bounds(end["low"], end["high"], ".2f")
-        seeds = seeds_text(int(end["n"]), data.seeds_planned(level, arm), finals.collapsed(level, arm))
-        before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in WHENS)  # no -0.00
-        lines.append(f"{in_lines(arm, 48)}: slope {before:.2f} at step 0,\n{after:.2f}{ends} at the end; {seeds}")
-    return lines
+def _over(data: SweepData, finals: FinalValues, slopes: pd.DataFrame, place: Cell) -> str:
+    """Over a level's panels: an arm's slope before training and at the end, and its seeds."""
+    own = slopes[(slopes["level"] == place[0]) & (slopes["arm"] == place[1])].set_index("when")
+    end = row_at(own, "end")
+    before, after = (round(float(row_at(own, when)["value"]), 2) + 0.0 for when in ("start", "end"))  # no -0.00
+    seeds = seeds_text(int(end["n"]), data.seeds_planned(*place), finals.collapsed(*place))
+    ends = bounds(end["low"], end["high"], ".2f")
+    return f"{in_lines(place[1], 48)}: slope {before:.2f} at step 0,\n{after:.2f}{ends} at the end; {seeds}"
 
 
-def _legend(arms: Sequence[str], look: Mapping[str, tuple[str, Dashes]]) -> list[Entry]:
+def _legend(look: Mapping[str, Look]) -> list[Entry]:
     return [
-        *(
-            (Line2D([], [], color=look[arm][0], marker="o", markersize=3.6, linewidth=1.7), in_lines(arm, 36))
-            for arm in arms
-        ),
-        (Line2D([], [], color=GREY, linestyle="--", linewidth=1.1), "untrained, step 0"),
-        (Line2D([], [], color=BLACK, linestyle=":", linewidth=1.0), "as asked"),
+        *(own.entry(in_lines(arm, 36)) for arm, own in look.items()),
+        Look(GREY, "--").entry("untrained, step 0"),
+        Look(BLACK, ":").entry("as asked"),
     ]
 
 

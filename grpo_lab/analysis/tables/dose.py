@@ -1,0 +1,42 @@
+"""The one number in which the arms of a sweep differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_lab.analysis.sources.sweep_data import SweepData
+
+FEWEST = 3  # values that make a curve
+
+
+@dataclass(frozen=True)
+class Dose:
+    """The override that arms differ in, and its value in each, rising."""
+
+    key: str
+    values: Mapping[str, float]
+
+
+def dose(data: SweepData) -> Dose | None:
+    """What the arms differ in; None unless it is one override, a number, with `FEWEST` values or more."""
+    arms = data.design.arms if data.design else {}
+    settings = {arm: dict(_override(word) for word in words) for arm, words in arms.items()}
+    keys = {key for words in settings.values() for key in words}
+    differing = [key for key in keys if len({words.get(key) for words in settings.values()}) > 1]
+    if len(differing) != 1:
+        return None
+    (key,) = differing
+    try:
+        values = {arm: float(words[key]) for arm, words in settings.items()}
+    except (KeyError, ValueError):
+        return None
+    if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
+        return None
+    return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
+
+
+def _override(word: str) -> tuple[str, str]:
+    key, _, value = word.lstrip("+").partition("=")
+    return key, value
