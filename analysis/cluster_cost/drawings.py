@@ -9,20 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cluster_cost.study import IN_FLIGHT, MODEL, PARTS, SCHEDULES, SYNC, TOLERATED, Study
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    BODY,
-    GREEN,
-    GREY,
-    SMALL,
-    VERMILLION,
-    Drawn,
-    house_style,
-    new_figure,
-    write_footer,
-    write_legend,
-)
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
+from grpo_lab.analysis.figures.style import BODY, SMALL, Drawn, house_style, new_figure, write_footer, write_legend
 
 NAME = "cluster_cost"
 _PAPER = "Computed, not measured: no run behind it."

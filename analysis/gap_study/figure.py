@@ -19,19 +19,8 @@ from gap_study.across import (
     announcements,
     regrets,
 )
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    TINY,
-    VERMILLION,
-    Drawn,
-    house_style,
-    new_figure,
-    place_names,
-    write_footer,
-)
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
+from grpo_lab.analysis.figures.style import TINY, Drawn, house_style, new_figure, place_names, write_footer
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.table_rows import rows_of
 

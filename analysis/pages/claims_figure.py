@@ -8,19 +8,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    SMALL,
-    TINY,
-    VERMILLION,
-    Drawn,
-    house_style,
-    new_figure,
-    write_footer,
-)
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, house_style, new_figure, write_footer
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.table_rows import rows_of
 from pages.claims import WORDS, Answer

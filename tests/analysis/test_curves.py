@@ -16,9 +16,10 @@ from planted_sweeps import Planted, synthetic_sweep
 from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.figures import curves, step_metrics
 from grpo_lab.analysis.figures.curves import curve_numbers, draw_curves
+from grpo_lab.analysis.figures.palette import looks
 from grpo_lab.analysis.figures.panels import arranged
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
-from grpo_lab.analysis.figures.style import Drawn, looks, save
+from grpo_lab.analysis.figures.style import Drawn, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import mean_line

@@ -234,7 +234,7 @@ def test_a_negative_part_goes_back_and_intervals_have_lanes_of_their_own(planted
     assert {"base", "full"} <= set(own["arm"]) and "+helps" not in set(own["arm"])
     intervals = set(zip((own["start"] + own["low"]).round(6), (own["start"] + own["high"]).round(6)))
     segments = [segment for bars in drawn.figure.axes[0].collections for segment in bars.get_segments()]
-    lines = [segment for segment in segments if tuple(np.round(segment[:, 0], 6)) in intervals]
+    lines = [segment for segment in segments if len(segment) and tuple(np.round(segment[:, 0], 6)) in intervals]
     assert len(lines) == len(own) and len({segment[0, 1] for segment in lines}) == len(own)
 
 

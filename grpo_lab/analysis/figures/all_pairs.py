@@ -17,20 +17,9 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.all_pairs import ranked_metrics, why_not
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
 from grpo_lab.analysis.figures.panels import draw_estimates, level_label
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    GREEN,
-    GREY,
-    SMALL,
-    TINY,
-    VERMILLION,
-    Drawn,
-    Entry,
-    drawing,
-    in_lines,
-    sentences,
-)
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -132,9 +121,10 @@ def _means(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _ranks(axes: Axes, means: pd.DataFrame) -> None:
     """The ranks that an arm can have, and the one of its mean."""
-    for reported, look in ((True, {"linewidth": 5.0, "alpha": 0.4}), (False, {"linewidth": 0.8, "linestyle": ":"})):
+    light: dict[bool, dict[str, Any]] = {True: {"linewidth": 5.0, "alpha": 0.4}, False: {"lw": 0.8, "ls": ":"}}
+    for reported, look in light.items():
         own = means[means["low"].notna() == reported]
-        axes.hlines(own["y"], own["best"] - 0.4, own["worst"] + 0.4, colors=own["colour"], **look)
+        axes.hlines(own["y"], own["best"] - 0.4, own["worst"] + 0.4, colors=own["colour"].tolist(), **look)
     axes.scatter(means["rank"], means["y"], 30, means["colour"], marker="|", linewidths=1.3)
     number = len(means)
     axes.set_xlim(0.3, number + 0.7)

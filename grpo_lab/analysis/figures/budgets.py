@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
 from grpo_lab.analysis.figures.panels import (
     BEYOND,
     at_level,
@@ -18,21 +19,7 @@ from grpo_lab.analysis.figures.panels import (
     rows_of_arms,
     symmetric_limit,
 )
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Drawn,
-    Look,
-    drawing,
-    in_lines,
-    sentences,
-)
+from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
@@ -71,7 +58,7 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     if table.empty:
         return None
     name, means = f"{data.record.name}_budgets", _laid_out(table[table["part"] == "mean"])
-    limits = {metric: symmetric_limit(own) for metric, own in table.groupby("metric", sort=False)}
+    limits = {str(metric): symmetric_limit(own) for metric, own in table.groupby("metric", sort=False)}
     ends = means["metric"].map(limits)
     bars = BARS if means["low"].notna().any() else BARS_OF_FEW
     bars += BEYOND if ((means["high"] > ends) | (-means["low"] > ends)).any() else ""
@@ -117,7 +104,7 @@ def _panel(axes: Axes, means: pd.DataFrame, rows: int, limit: float) -> None:
     draw_estimates(axes, means.assign(colour=colours, face=colours, marker=markers), limit)
     for row in rows_of(means[means["flip"] != ""].drop_duplicates("row")):
         sure = row.flip == "resolved"
-        look = {"color": VERMILLION, "fontweight": "bold"} if sure else {"color": GREY}
+        look: dict[str, Any] = {"color": VERMILLION, "fontweight": "bold"} if sure else {"color": GREY}
         axes.annotate("⇄", (1, row.row), xycoords=("axes fraction", "data"), va="center", fontsize=10, **look)
 
 

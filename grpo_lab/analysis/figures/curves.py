@@ -11,28 +11,32 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.lines import LINE, draw_line, line_numbers, numbers_table
-from grpo_lab.analysis.figures.panels import CROSS, Cell, arm_panels, arm_rows, at_level, drawn_cells, seeds_text
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    PURPLE,
-    VERMILLION,
-    Drawn,
-    Entry,
-    Look,
-    budget_label,
-    drawing,
-    sentences,
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, PURPLE, VERMILLION, Entry, Look
+from grpo_lab.analysis.figures.panels import (
+    CROSS,
+    Cell,
+    arm_panels,
+    arm_rows,
+    at_level,
+    draw_line,
+    drawn_cells,
+    seeds_text,
 )
+from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of, rows_of
-from grpo_lab.analysis.tables.curves import curves_of, points_each, shortfalls, thinned
+from grpo_lab.analysis.tables.curves import (
+    LINE,
+    curves_of,
+    line_numbers,
+    numbers_table,
+    shortfalls,
+    thinned_steps,
+    without_equal,
+)
 from grpo_lab.analysis.tables.gap import FALLS, OPENS, divergence_of, gap_changes
 
 CORRECT = "reward/outcome"
@@ -62,7 +66,7 @@ def curve_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     curves = _curves(data, finals)
     if curves.empty:
         return curves
-    lines = line_numbers(curves, finals, _thinned(curves))
+    lines = line_numbers(curves, finals, thinned_steps(curves))
     means = lines[lines["part"] == "mean"]
     ends = means.groupby(LINE).tail(1)
     ends = ends[ends["x"] < 0.98 * finals.budget].assign(part="end")
@@ -75,22 +79,7 @@ def curve_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
 
 def _curves(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """The curves of all series; reward as the loss sees it only of arms where it is another number."""
-    curves = curves_of(data, finals, list(SERIES))
-    if not {CORRECT, REWARD} <= set(data.points):
-        return curves
-    points = data.counted_columns([CORRECT, REWARD]).dropna(subset=REWARD)
-    apart = points.assign(apart=(points[REWARD] - points[CORRECT]).abs()).groupby(LABELS)["apart"].max()
-    places = [(level, arm) for (level, arm, _), largest in apart.items() if not largest <= 1e-9]
-    other = pd.MultiIndex.from_frame(curves[["level", "arm"]]).isin(places)
-    return curves[(curves["metric"] != REWARD) | other]
-
-
-def _thinned(curves: pd.DataFrame) -> pd.DataFrame:
-    """The same with fewer points of the metrics of every step."""
-    evaluated = curves["metric"].str.startswith("eval/")
-    steps = curves[~evaluated]
-    points = points_each(steps.groupby([*LABELS, "metric"]).ngroups, int(evaluated.sum()))
-    return pd.concat([thinned(steps, points), curves[evaluated]]) if len(steps) else curves
+    return without_equal(curves_of(data, finals, list(SERIES)), data, REWARD, CORRECT)
 
 
 def missing(data: SweepData, finals: FinalValues) -> str:
@@ -179,7 +168,7 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
     return sentences({
         f"Means of metrics of every step are running means over {SMOOTHING:.0%} of the budget.": True,
         "Single seeds of long runs: the lowest and highest value of every segment.":
-            len(_thinned(curves)) < len(curves),
+            len(thinned_steps(curves)) < len(curves),
         "Gap: how much more training reward (correctness of all responses) than downstream accuracy was gained from "
         f"step 0 to {finals.at}, in percentage points.{finals.over_bases}": True,
         "Ring: picked on these data, so a little too high.": "peak" in drawn,

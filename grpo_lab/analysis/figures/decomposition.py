@@ -15,8 +15,9 @@ from matplotlib.patches import Patch
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
+from grpo_lab.analysis.figures.palette import BLACK, GREY, ORANGE, PURPLE, SKY, Entry
 from grpo_lab.analysis.figures.panels import Cell, level_label, rows_of_arms, seeds_text
-from grpo_lab.analysis.figures.style import BLACK, GREY, ORANGE, PURPLE, SKY, Drawn, Entry, drawing, in_lines
+from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of

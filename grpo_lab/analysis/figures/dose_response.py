@@ -7,14 +7,16 @@ values stand at equal distances, since what is swept is mostly doubled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import collapse_note
+from grpo_lab.analysis.figures.palette import Look, looks
 from grpo_lab.analysis.figures.panels import at_level
-from grpo_lab.analysis.figures.style import Drawn, Look, drawing, in_lines, looks
+from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tables.dose import FEWEST, Dose, dose
@@ -81,7 +83,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, Lo
         own = own.assign(at=own["arm"].map(places) + _APART * (number - (len(look) - 1) / 2)).sort_values("at")
         seeds, mean = (own[own["part"] == part] for part in ("seed", "mean"))
         axes.plot(seeds["at"], seeds["value"], ".", color=own_look.colour, markersize=3, alpha=0.4, label="seed")
-        axes.plot(mean["at"], mean["value"], label=level, **own_look.line() | {"markersize": 4})
+        line: dict[str, Any] = own_look.line() | {"markersize": 4}
+        axes.plot(mean["at"], mean["value"], label=level, **line)
         axes.vlines(mean["at"], mean["low"], mean["high"], color=own_look.colour, linewidth=1.3, alpha=0.7)
     axes.set_xticks(list(places.values()), [f"{value:g}" for value in found.values.values()])
     axes.tick_params(axis="x", labelrotation=0 if len(places) < 6 else 45)

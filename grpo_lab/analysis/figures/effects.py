@@ -11,21 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
 from grpo_lab.analysis.figures.panels import draw_estimates, level_label, rows_of_arms
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    BODY,
-    GREEN,
-    GREY,
-    SMALL,
-    TINY,
-    VERMILLION,
-    Drawn,
-    drawing,
-    in_lines,
-    sentences,
-)
+from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData

@@ -6,36 +6,20 @@ evaluation is its mean over the last 5% of that budget, as in `tracks`; before t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Drawn,
-    house_style,
-    new_figure,
-    write_footer,
-    write_legend,
-)
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from grpo_lab.analysis.figures.style import Drawn, drawing
 from grpo_lab.analysis.final_values import HELDOUT
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
-from grpo_lab.analysis.tracks import TRAILING, TRAINING
+from grpo_lab.analysis.tables.foreign import REWARD, foreign_numbers
 from grpo_lab.tracking.foreign import FOREIGN
 
-REWARD = TRAINING["reward"]
 _COLOURS = (BLUE, GREEN, VERMILLION, PURPLE, ORANGE, SKY)
 _FOREIGN = (BLACK, GREY, "#A0A0A0")
 _MARK = {False: {"marker": "o"}, True: {"marker": "D", "markerfacecolor": "white", "linestyle": "--"}}
@@ -44,41 +28,6 @@ _CAPTION = (
     "protocol; no verdict counts them. Left: solid or dashed held-out accuracy, dotted training reward. Right: above "
     "the diagonal held-out accuracy is higher than reward."
 )
-
-
-def foreign_numbers(data: SweepData, others: Sequence[SweepData]) -> pd.DataFrame:
-    """Every number of the figure: one row per evaluation of a finished run.
-
-    `share` is of the run's own budget, `reward` the training reward by then, `heldout` the accuracy; `foreign` says
-    whose run it is, `name` what it is called: an arm of ours, or the sweep and the arm of a foreign run.
-    """
-    rows = [row for source in (data, *others) for row in _rows(source, "" if source is data else source.record.name)]
-    columns = ["name", "foreign", "level", "seed", "share", "reward", "heldout"]
-    return pd.DataFrame(rows, columns=columns).round(6)
-
-
-def _rows(data: SweepData, sweep: str) -> Iterator[dict[str, Any]]:
-    axis = next((name for name in (f"budget/{data.axis}", "budget/steps") if name in data.points), "")
-    if not axis or not {REWARD, HELDOUT} <= set(data.points.columns):
-        return
-    for (level, arm, seed), run in groups_of(data.finished_points.sort_values("step"), LABELS, sort=False):
-        share = run[axis].to_numpy() / run[axis].max()
-        reward, heldout = run[REWARD].to_numpy(), run[HELDOUT].to_numpy()
-        logged = np.isfinite(reward) & (run["step"].to_numpy() > 0)
-        for at in np.flatnonzero(np.isfinite(heldout) & np.isfinite(share)):
-            recent = logged & (share <= share[at]) & (share > share[at] - TRAILING)
-            before = np.flatnonzero(logged & (share <= share[at]))
-            chosen = recent if recent.any() else before[-1:] if len(before) else np.flatnonzero(logged)[:1]
-            if np.size(reward[chosen]):
-                yield {
-                    "name": f"{sweep} {arm}".strip(),
-                    "foreign": bool(sweep),
-                    "level": level,
-                    "seed": seed,
-                    "share": share[at],
-                    "reward": reward[chosen].mean(),
-                    "heldout": heldout[at],
-                }
 
 
 def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
@@ -97,8 +46,11 @@ def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
     name = f"{data.record.name}_foreign"
     looks = _looks(numbers)
     bands = "lines: single runs; hollow diamonds and dashes: runs of other frameworks; dotted: training reward"
-    with house_style(name):
-        figure = new_figure(f"{data.record.name} beside runs of other frameworks", 4.2 + 0.1 * len(looks), 10.0)
+    heading, entries = (
+        f"{data.record.name} beside runs of other frameworks",
+        [(Line2D([], [], **look), label) for label, look in looks.items()],
+    )
+    with drawing(name, heading, 4.2 + 0.1 * len(looks), bands, entries, width=10.0) as figure:
         left, right = figure.subplots(1, 2)
         for (label, _, _), run in groups_of(numbers, ["name", "level", "seed"], sort=False):
             look = looks[label]
@@ -110,8 +62,6 @@ def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
         right.set(xlabel="training reward, right of all responses", ylabel="held-out accuracy", xlim=(-0.02, 1.02))
         for axes in (left, right):
             axes.set_ylim(-0.02, 1.02)
-        write_legend(figure, [(Line2D([], [], **look), label) for label, look in looks.items()])
-        write_footer(figure, bands)
     return Drawn(name, figure, numbers, bands, caption=_CAPTION)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_wa
 from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
+from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
 from grpo_lab.analysis.figures.panels import (
     BEYOND,
     at_level,
@@ -23,23 +23,12 @@ from grpo_lab.analysis.figures.panels import (
     rows_of_arms,
     symmetric_limit,
 )
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    GREEN,
-    GREY,
-    SMALL,
-    TINY,
-    VERMILLION,
-    Drawn,
-    Entry,
-    drawing,
-    sentences,
-)
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.multiplicity import ALPHA
 from grpo_lab.analysis.table_rows import groups_of, rows_of
-from grpo_lab.analysis.tables.contrasts import PP, forest_table, noise_band, shown_kinds
+from grpo_lab.analysis.tables.contrasts import forest_table, noise_bands, shown_kinds
 
 # Mark and words of each kind of contrast.
 KINDS = {
@@ -71,8 +60,8 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     table = _laid_out(table)
     effects = table[table["role"] == "effect"]
     heights, limit = effects.groupby("level", sort=False)["end"].max(), symmetric_limit(effects, 0.5)
-    ends = {level: PP * noise_band(data, finals, str(level), int(effects["n"].max())) for level in heights.index}
-    ends = {level: end for level, end in ends.items() if not math.isnan(end)}
+    bands = noise_bands(data, finals, effects)
+    ends = dict(zip(bands["level"], bands["high"]))
     second = (table["role"] == "beside").any()
     bars = BARS if table["low"].notna().any() else BARS_OF_FEW
     bars += BEYOND if (effects[["low", "high"]].abs() > limit).any(axis=None) else ""
@@ -91,14 +80,8 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
                 axes.set_ylim(top - 0.5, -0.5)
         grid[-1, 0].set_xlabel("difference, percentage points")
     drawn = table[(table["part"] == "mean") | (table["metric"] == DOWNSTREAM)]
-    numbers = pd.concat([_band_rows(ends), drawn])[_COLUMNS].astype(drawn.dtypes[_COLUMNS])
-    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, table, ends))
-
-
-def _band_rows(ends: dict[str, float]) -> pd.DataFrame:
-    """The bands of effects too small to be found, by level."""
-    rows = [{"level": level, "part": "band", "low": -end, "high": end} for level, end in ends.items()]
-    return pd.DataFrame(rows, columns=["level", "part", "low", "high"]).reindex(columns=_COLUMNS).round(6)
+    numbers = pd.concat([bands.reindex(columns=_COLUMNS), drawn])[_COLUMNS].astype(drawn.dtypes[_COLUMNS])
+    return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, table, bool(ends)))
 
 
 def _laid_out(table: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +197,7 @@ def _entries(effects: pd.DataFrame, band: bool, ladder: bool) -> list[Entry]:
     return entries
 
 
-def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, ends: dict[str, float]) -> str:
+def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, band: bool) -> str:
     means, kinds = table[table["part"] == "mean"], (*shown_kinds(data), "interaction")
     absent = [contrast for contrast in not_run(data, finals) if contrast.kind in kinds]
     named = dict.fromkeys(f"{one.trick} {one.context}{at_level(data, one.level)}" for one in absent)
@@ -228,7 +211,7 @@ def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, ends: di
         _stars(means[means["metric"] == DOWNSTREAM]): True,
         f"Grey: true effects that {effects['n'].max()} pairs would miss more than one time in five, if arms scattered "
         f"as the {' or '.join(map(str, seeds))} seeds of {data.control} do and pairing took nothing of it; "
-        "a rough guide.": ends,
+        "a rough guide.": band,
         _opposite(data, effects): True,
         order_warning(data): True,
         f"Not run: {', '.join(named)}.": named,

@@ -1,4 +1,4 @@
-"""Parts that several figures share: panels of arms and levels, rows of intervals, counts of seeds."""
+"""Parts that several figures share: panels of arms and levels, lines with bands, rows of intervals, counts of seeds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.figures.style import GREY, SMALL, in_lines
+from grpo_lab.analysis.figures.palette import GREY, Look
+from grpo_lab.analysis.figures.style import SMALL, in_lines
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
@@ -88,6 +90,23 @@ def seeds_text(n: int, planned: int, collapsed: int = 0) -> str:
     text = f"n = {n}" if n == planned else f"n = {n} of {planned} seeds"
     text += f", {collapsed} collapsed" if collapsed else ""
     return text + (", no interval" if 0 < n < FOR_INTERVAL else "")
+
+
+def draw_line(axes: Axes, numbers: pd.DataFrame, look: Look, name: str, faint: float = 0.2, width: float = 1.7) -> None:
+    """One series of an arm: single seeds thin, a cross where one collapsed, their mean bold in its band."""
+    labels = {"xlabel": axes.get_xlabel(), "ylabel": axes.get_ylabel()}  # seaborn writes names of columns
+    seeds, stops, mean = (numbers[numbers["part"] == part] for part in ("seed", "stop", "mean"))
+    stopped = seeds["seed"].isin(stops["seed"])
+    thin: dict[str, Any] = {"estimator": None, "linewidth": 0.6, "color": look.colour, "legend": False, "ax": axes}
+    for runs, alpha in ((seeds[~stopped], faint), (seeds[stopped], 0.9)):
+        if len(runs):
+            sns.lineplot(runs, x="x", y="value", units="seed", alpha=alpha, label="seed", **thin)
+    if len(stops):
+        axes.plot(stops["x"], stops["value"], color=look.colour, zorder=4, clip_on=False, **CROSS)
+    axes.plot(mean["x"], mean["value"], label=name, **look.line(width))
+    if mean["low"].notna().any():
+        axes.fill_between(mean["x"], mean["low"], mean["high"], color=look.colour, alpha=0.13, linewidth=0)
+    axes.set(**labels)
 
 
 def draw_estimates(axes: Axes, rows: pd.DataFrame, limit: float = math.inf, width: float = 1.7) -> None:

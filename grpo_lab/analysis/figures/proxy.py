@@ -13,22 +13,13 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.lines import draw_line, line_numbers, numbers_table
-from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, drawn_cells, seeds_text
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    VERMILLION,
-    Drawn,
-    Look,
-    budget_label,
-    drawing,
-)
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, VERMILLION, Look
+from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
+from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, running_mean
-from grpo_lab.analysis.table_rows import groups_of
-from grpo_lab.analysis.tables.curves import curves_of, shortfalls
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.mean_line import SMOOTHING
+from grpo_lab.analysis.tables.curves import curves_of, line_numbers, numbers_table, shortfalls, smoothed
 
 VERIFIED = "eval/heldout_training/verified_accuracy"
 APART = 0.02  # share of held-out answers on which the two graders must differ somewhere
@@ -102,17 +93,9 @@ def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Cel
 
 def _numbers(curves: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows: `part` is "seed" (a run, smoothed where it was logged at every step) or "mean"."""
-    smooth = [_smooth(run, finals) for _, run in groups_of(curves, [*LABELS, "metric"], sort=False)]
-    rows = line_numbers(curves, finals, pd.concat(smooth))
+    shown = smoothed(curves, OUTCOME, SMOOTHING * finals.budget).assign(collapsed=False)  # without marks of collapses
+    rows = line_numbers(curves, finals, shown)
     return numbers_table([rows[(rows["part"] == "mean") | (rows["series"] != HELDOUT)]]).round(6)
-
-
-def _smooth(run: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
-    """One run; a metric of every step as a running mean, drawn to its end without a mark of a collapse."""
-    run = run.assign(collapsed=False)
-    if run["metric"].iloc[0] != OUTCOME:
-        return run
-    return run.assign(value=running_mean(run["x"].to_numpy(), run["value"].to_numpy(), SMOOTHING * finals.budget))
 
 
 FIGURE = FigureKind(

@@ -16,23 +16,9 @@ from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, GREY, VERMILLION, Entry
 from grpo_lab.analysis.figures.panels import at_level, level_label
-from grpo_lab.analysis.figures.style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    TINY,
-    VERMILLION,
-    Drawn,
-    Entry,
-    drawing,
-    house_style,
-    in_lines,
-    place_names,
-    sentences,
-)
+from grpo_lab.analysis.figures.style import TINY, Drawn, drawing, house_style, in_lines, place_names, sentences
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds

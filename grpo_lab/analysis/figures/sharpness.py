@@ -10,15 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.palette import BLUE, GREY
 from grpo_lab.analysis.figures.panels import level_label
-from grpo_lab.analysis.figures.style import (
-    BLUE,
-    GREY,
-    Drawn,
-    drawing,
-    house_style,
-    place_names,
-)
+from grpo_lab.analysis.figures.style import Drawn, drawing, house_style, place_names
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, bounds

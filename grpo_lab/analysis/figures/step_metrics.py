@@ -11,25 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.lines import draw_line, line_numbers, numbers_table
-from grpo_lab.analysis.figures.panels import Cell, drawn_cells, level_label
-from grpo_lab.analysis.figures.style import (
-    FAINT,
-    SMALL,
-    Drawn,
-    Look,
-    budget_label,
-    drawing,
-    in_lines,
-    looks,
-    sentences,
-)
+from grpo_lab.analysis.figures.palette import FAINT, Look, looks
+from grpo_lab.analysis.figures.panels import Cell, draw_line, drawn_cells, level_label
+from grpo_lab.analysis.figures.style import SMALL, Drawn, budget_label, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of
-from grpo_lab.analysis.tables.curves import means_of, points_each, shortfalls, thinned
-from grpo_lab.analysis.tables.step_curves import OWN, step_curves
+from grpo_lab.analysis.tables.curves import line_numbers, numbers_table, points_each, shortfalls, thinned
+from grpo_lab.analysis.tables.step_curves import OWN, step_curves, with_control
 from grpo_lab.analysis.tracks import KL
 
 ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
@@ -88,27 +78,14 @@ def _numbers(curves: pd.DataFrame, data: SweepData, finals: FinalValues) -> pd.D
     points; of long runs only the lowest and highest of every segment) and "stop" (where a run collapsed).
     """
     curves = curves[curves["metric"].isin([shown.metric for shown in _moved(curves)])]
-    coloured = pd.concat([_coloured(own, data, finals) for _, own in groups_of(curves, ["level", "metric"])])
+    coloured = pd.concat(
+        [with_control(own, data, finals, ALL_COLOURED, FURTHEST) for _, own in groups_of(curves, ["level", "metric"])]
+    )
     points = points_each(coloured.groupby(["level", "arm", "seed", "metric"]).ngroups, fewest=_FEWEST)
     rows = line_numbers(curves, finals, thinned(coloured, points), _POINTS)
     for name in ("value", "low", "high"):  # a mismatch of 1e-9 has no six decimals
         rows[name] = [float(f"{value:.6g}") for value in rows[name]]
     return numbers_table([rows])
-
-
-def _coloured(curves: pd.DataFrame, data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """The curves of one metric at one level that get colours: all, or those of the control and the furthest from it.
-
-    An arm of which every run collapsed has no mean, and is as far as can be.
-    """
-    arms = [arm for arm in data.arms if arm in set(curves["arm"])]
-    if len(arms) <= ALL_COLOURED:
-        return curves
-    ends = means_of(curves, finals, _POINTS).groupby("arm")["value"].last().reindex(arms)
-    middle = ends.get(data.control, math.nan)
-    distance = (ends - (ends.median() if math.isnan(middle) else middle)).abs().fillna(math.inf)
-    far = distance.drop(data.control, errors="ignore").sort_values(ascending=False, kind="stable").index[:FURTHEST]
-    return curves[curves["arm"].isin([data.control, *far])]
 
 
 def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
@@ -124,10 +101,8 @@ def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
     label, formatter = budget_label(finals.axis, finals.budget)
     coloured = set(numbers.loc[numbers["part"] == "seed", "arm"])
     entries = [look[arm].entry(arm) for arm in data.arms if arm in coloured]
-    name, heading = (
-        f"{data.record.name}_step_metrics",
-        f"Step metrics of {data.record.name}: what may explain the curves",
-    )
+    name = f"{data.record.name}_step_metrics"
+    heading = f"Step metrics of {data.record.name}: what may explain the curves"
     with drawing(name, heading, 1.2 + 1.55 * rows, bands, entries, 3) as figure:
         panels = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
         shown = [(metric, level) for metric in metrics for level in levels]

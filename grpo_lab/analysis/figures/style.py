@@ -13,28 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import matplotlib
 import pandas as pd
 import seaborn as sns
 from adjustText import adjust_text
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from grpo_lab.analysis.figures.palette import GREY, VERMILLION, Entry
 from grpo_lab.tracking.files import write_json, write_whole
 from grpo_lab.tracking.metrics import find
 
-# Okabe and Ito's palette, which the colour-blind tell apart.
-BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
-PURPLE, ORANGE, SKY, BROWN = "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31"
-GREY, FAINT = "#606060", "#C4C4C4"
 WIDTH = 8.0  # inches, as wide as a page
 DPI, TALL_DPI, TALL = 110, 80, 15.0  # the second is the DPI of figures taller than TALL inches
 COLOURS, TALL_COLOURS = 128, 64  # of a PNG: a quarter of the bytes, and nobody sees it
@@ -43,27 +38,6 @@ _PER_INCH = {HEADING: 11.0, TINY: 18.0}  # characters of that size
 FOOTER_LINES = 2
 _PASSES = 2  # of constrained layout, until labels of secondary axes have their room
 _STEPS = 300  # of adjustText, which would stop by the clock otherwise
-
-Dashes = Literal["-", "--", ":", "-."]  # of a line
-Entry = tuple[Artist, str]  # of a legend
-
-
-class Look(NamedTuple):
-    """How a line looks; only evaluations have a marker."""
-
-    colour: str
-    dashes: Dashes = "-"
-    marker: str = ""
-
-    def line(self, width: float = 1.7) -> dict[str, Any]:
-        """As arguments of `Axes.plot` or of a handle in a legend."""
-        look = {"color": self.colour, "linestyle": self.dashes, "marker": self.marker}
-        return look | {"linewidth": width, "markersize": 2.6}
-
-    def entry(self, words: str) -> Entry:
-        """An entry of a legend."""
-        return Line2D([], [], **self.line() | {"markersize": 4}), words
-
 
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -226,19 +200,6 @@ def place_names(axes: Axes, named: Sequence[tuple[float, float, str, str]], othe
     xs, ys = (others.iloc[:, place].to_numpy(float) for place in (0, 1))
     arrows = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5}
     adjust_text(texts, x=xs, y=ys, ax=axes, iter_lim=_STEPS, expand=(1.1, 1.25), arrowprops=arrows)
-
-
-def looks(arms: Sequence[str], control: str) -> dict[str, Look]:
-    """Colour and dashes of every arm: black for the control, one colour for `+x` and `-x`, then dashes as well."""
-    palette = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BROWN)
-    dashes: tuple[Dashes, ...] = ("-", "--", ":", "-.")
-    colours = list(dict.fromkeys(arm.lstrip("+-") for arm in arms if arm != control))
-    found = {control: Look(BLACK)}
-    for arm in (arm for arm in arms if arm != control):
-        colour = palette[colours.index(arm.lstrip("+-")) % len(palette)]
-        before = sum(1 for other in found.values() if other.colour == colour)
-        found[arm] = Look(colour, dashes[before % len(dashes)])
-    return found
 
 
 def budget_label(axis: str, largest: float) -> tuple[str, FuncFormatter]:

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.lines import draw_line
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
-from grpo_lab.analysis.figures.panels import Cell, drawn_cells, level_label, seeds_text
-from grpo_lab.analysis.figures.style import BLACK, GREY, SMALL, Drawn, Entry, Look, drawing, in_lines, looks
+from grpo_lab.analysis.figures.palette import BLACK, GREY, Entry, Look, looks
+from grpo_lab.analysis.figures.panels import Cell, draw_line, drawn_cells, level_label, seeds_text
+from grpo_lab.analysis.figures.style import SMALL, Drawn, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds

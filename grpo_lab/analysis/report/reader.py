@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from rich.text import Text
 
-from grpo_lab.analysis.figures.style import BLUE, VERMILLION
+from grpo_lab.analysis.figures.palette import BLUE, VERMILLION
 from grpo_lab.analysis.table_rows import records_of
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import AFRESH, read_json

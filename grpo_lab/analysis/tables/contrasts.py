@@ -94,6 +94,13 @@ def effects_at_budgets(data: SweepData, metrics: Iterable[str], axes: Iterable[s
     return _in_order(data, pd.DataFrame(rows, columns=[*_COLUMNS, "axis", "budget", "flip"]))
 
 
+def noise_bands(data: SweepData, finals: FinalValues, effects: pd.DataFrame) -> pd.DataFrame:
+    """The `noise_band` of levels that have one, for the most pairs of any effect: level, part "band", low, high."""
+    ends = {level: PP * noise_band(data, finals, level, int(effects["n"].max())) for level in effects["level"].unique()}
+    rows = [{"level": level, "part": "band", "low": -end, "high": end} for level, end in ends.items()]
+    return pd.DataFrame(rows).dropna().round(6)
+
+
 def noise_band(data: SweepData, finals: FinalValues, level: str, pairs: int) -> float:
     """The smallest true effect on downstream accuracy that `pairs` pairs find with 80% power, share; NaN for too few.
 

@@ -10,10 +10,12 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import LABELS, NO_BASE, SweepData
-from grpo_lab.analysis.stats.mean_line import GRID, mean_line
+from grpo_lab.analysis.stats.mean_line import GRID, mean_line, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.tracking.metrics import harness_of
 
+LINE = ["level", "arm", "series"]  # what a drawn line is of
+_NUMBERS = [*LINE, "part", "seed", "x", "value", "low", "high", "n"]
 _NAMED = 4  # arms that a sentence about missing values names one by one
 _POINTS, _MOST = 4000, 200  # of all thin lines of a figure, and of one of them
 
@@ -36,6 +38,17 @@ def curves_of(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> p
     return found[[*LABELS, "metric", "x", "value", "reached", "collapsed"]]
 
 
+def without_equal(curves: pd.DataFrame, data: SweepData, metric: str, other: str) -> pd.DataFrame:
+    """The curves without those of `metric` for arms of which every run has the same number as `other`."""
+    if not {metric, other} <= set(data.points):
+        return curves
+    points = data.counted_columns([metric, other]).dropna(subset=metric)
+    apart = points.assign(apart=(points[metric] - points[other]).abs()).groupby(LABELS)["apart"].max()
+    places = [(level, arm) for level, arm, _ in apart.index[~(apart <= 1e-9)]]
+    differs = pd.MultiIndex.from_frame(curves[["level", "arm"]]).isin(places)
+    return curves[(curves["metric"] != metric) | differs]
+
+
 def means_of(curves: pd.DataFrame, finals: FinalValues, points: int = GRID) -> pd.DataFrame:
     """Means over the runs of a table of curves that came to X: level, arm, metric, x, value, low, high, n.
 
@@ -51,10 +64,39 @@ def means_of(curves: pd.DataFrame, finals: FinalValues, points: int = GRID) -> p
     return pd.DataFrame(rows, columns=["level", "arm", "metric", "x", "value", "low", "high", "n"])
 
 
+def line_numbers(
+    curves: pd.DataFrame, finals: FinalValues, shown: pd.DataFrame | None = None, points: int = GRID
+) -> pd.DataFrame:
+    """The lines of a table of curves as drawn numbers; `shown` holds the points of single seeds (default: all).
+
+    `part` is "seed" (a run's own points), "stop" (the last point of a run that collapsed) or "mean" (over n seeds,
+    with the t interval in low and high, of a metric of every step at `points` points).
+    """
+    shown = curves if shown is None else shown
+    stops = shown[shown["collapsed"]].groupby([*LABELS, "metric"], sort=False).tail(1)
+    parts = {"seed": shown, "stop": stops, "mean": means_of(curves, finals, points)}
+    return pd.concat([own.assign(part=part, series=own["metric"]) for part, own in parts.items() if len(own)])
+
+
+def numbers_table(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of drawn numbers as one, by level, arm and series; budgets with six decimals."""
+    rows = pd.concat([part for part in parts if len(part)]).reindex(columns=_NUMBERS)
+    rows = rows.sort_values(LINE, kind="stable", ignore_index=True)
+    return rows.astype({"seed": "Int64", "n": "Int64"}).round({"x": 6})
+
+
 def thinned(curves: pd.DataFrame, points: int) -> pd.DataFrame:
     """A table of curves with at most `points` points of each line."""
     lines = groups_of(curves, [*LABELS, "metric"], sort=False)
     return pd.concat([line.iloc[extremes(line["value"].to_numpy(), points)] for _, line in lines])
+
+
+def thinned_steps(curves: pd.DataFrame) -> pd.DataFrame:
+    """The curves with as few points of metrics of every step as a figure's file can hold; evaluations keep all."""
+    evaluated = curves["metric"].str.startswith("eval/")
+    steps = curves[~evaluated]
+    points = points_each(steps.groupby([*LABELS, "metric"]).ngroups, int(evaluated.sum()))
+    return pd.concat([thinned(steps, points), curves[evaluated]]) if len(steps) else curves
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:
@@ -74,6 +116,16 @@ def points_each(lines: int, others: int = 0, fewest: int = 36) -> int:
     It bounds the size of a figure's file; a panel is too small to show more.
     """
     return int(np.clip((_POINTS - others) // max(lines, 1), fewest, _MOST))
+
+
+def smoothed(curves: pd.DataFrame, metric: str, width: float) -> pd.DataFrame:
+    """The curves with every run's values of one metric of every step as running means over `width` of budget."""
+    runs = []
+    for (*_, name), run in groups_of(curves, [*LABELS, "metric"], sort=False):
+        values = run["value"].to_numpy()
+        mean = running_mean(run["x"].to_numpy(), values, width) if name == metric else values
+        runs.append(run.assign(value=mean))
+    return pd.concat(runs)
 
 
 def shortfalls(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import row_at
-from grpo_lab.analysis.tables.curves import curves_of
+from grpo_lab.analysis.tables.curves import curves_of, means_of
 from grpo_lab.tracking.metrics import is_touched, touched_metric
 
 OWN = "touched/own"  # the largest share that an arm's own tricks touch
@@ -45,3 +45,18 @@ def step_curves(data: SweepData, finals: FinalValues, metrics: Sequence[str]) ->
         own[here] = data.points.loc[here, names].max(axis=1) if names else math.nan
     with_own = replace(data, points=data.points.copy().assign(**{OWN: own}))  # in one piece, or pandas warns
     return curves_of(with_own, finals, metrics)
+
+
+def with_control(curves: pd.DataFrame, data: SweepData, finals: FinalValues, most: int, furthest: int) -> pd.DataFrame:
+    """The curves of one metric at one level of at most `most` arms: of more, the control and the `furthest` from it.
+
+    The distance is that of the ends of means. An arm of which every run collapsed has no mean, and is as far as can be.
+    """
+    arms = [arm for arm in data.arms if arm in set(curves["arm"])]
+    if len(arms) <= most:
+        return curves
+    ends = means_of(curves, finals).groupby("arm")["value"].last().reindex(arms)
+    middle = ends.get(data.control, math.nan)
+    distance = (ends - (ends.median() if math.isnan(middle) else middle)).abs().fillna(math.inf)
+    far = distance.drop(data.control, errors="ignore").sort_values(ascending=False, kind="stable").index[:furthest]
+    return curves[curves["arm"].isin([data.control, *far])]
