@@ -299,6 +299,23 @@ def test_an_arm_that_scatters_or_collapses_in_some_runs_is_hollow_and_not_report
     assert mark.get_markerfacecolor() == "white"
 
 
+def test_an_arm_that_is_not_reported_does_not_stretch_the_axis() -> None:
+    data = four_bases({"first": 0.5, "second": 0.51, "third": 0.52, "far": 0.3})
+    points, suites = data.points.copy(), [f"eval/{suite}/accuracy" for suite in SUITES]
+    points.loc[(points["arm"] == "far") & points["seed"].isin([1, 3, 4]) & (points["step"] == 10), suites] -= 0.2
+    changed = replace(data, points=points)
+    drawn = all_pairs.draw_all_pairs(changed, final_values(changed))
+    means = drawn.numbers[drawn.numbers["part"] == "mean"].set_index("arm")
+    assert means.loc["far", "not_reported"] and means.loc["far", "side"] == ""
+    axes = drawn.figure.axes[0]
+    low, high = axes.get_xlim()
+    assert 100 * means.loc["far", "value"] < low < 100 * means["low"].min() and high > 100 * means["high"].max()
+    mark = next(line for line in axes.lines if line.get_label() == "far")
+    assert mark.get_marker() == "<" and low < mark.get_xdata()[0] < high
+    assert [text.get_text() for text in axes.texts] == [f"{100 * means.loc['far', 'value']:.3g}"]
+    assert "Arrow: such an arm's mean lies beyond the axis" in drawn.caption
+
+
 @pytest.mark.extended
 def test_thirty_one_arms_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"reinforce_pp_baseline_{index}"[: 5 + index % 19] + f"{index}" for index in range(31)]
