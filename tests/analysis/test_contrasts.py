@@ -589,6 +589,13 @@ def test_the_noise_band_by_hand() -> None:
     assert math.isnan(noise_band(data, finals, "", 1))
 
 
+def test_the_caption_says_of_how_many_seeds_the_band_is() -> None:
+    values = [0.5 + 0.01 * (seed % 3) for seed in range(12)]
+    data, finals = sweep("add_one", "a", seeds=tuple(range(12))), outcome_of({"base": values, "+a": values[::-1]})
+    caption = draw_forest(data, finals).caption
+    assert "12 pairs would miss" in caption and "as the 12 seeds of base do" in caption
+
+
 def test_many_tricks_one_pair_and_no_interval() -> None:
     tricks = [f"trick{number}" for number in range(17)]
     values = {"base": [0.2]} | {f"+{trick}": [0.2 + number / 100] for number, trick in enumerate(tricks)}

@@ -63,7 +63,7 @@ def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
             for label, side in zip(row[0].get_yticklabels(), first[first["level"] == level]["side"]):
                 label.set_color(COLOURS[side])
             row[0].set_ylabel(level_label(data, level))
-    return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, means))
+    return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, numbers))
 
 
 def _metric(left: Axes, right: Axes, numbers: pd.DataFrame, arms: Sequence[str], width: int) -> None:
@@ -100,16 +100,13 @@ def _means(axes: Axes, rows: pd.DataFrame) -> None:
 
     The axis is that of the arms with a bar: an arm without one that lies beyond is an arrow at the edge with its mean.
     """
-    means, bases = rows[rows["part"] == "mean"], rows[rows["part"] == "base"]
-    reported = rows[rows["arm"].isin(means.loc[means["low"].notna(), "arm"])]
-    shown = reported if len(reported) else rows
-    ends = shown[shown["part"] != "pair"][["value", "low", "high"]]
-    low, high = float(ends.min().min()), float(ends.max().max())
+    means, bases = (rows[rows["part"] == part] for part in ("mean", "base"))
+    low, high = _ends(rows)
     margin = 0.05 * (high - low)
     axes.set_xlim(low - margin, high + margin)
     axes.scatter(bases["value"], bases["y"], 7, bases["colour"], alpha=0.3, linewidths=0)
     face = np.where(means["low"].isna(), "white", means["colour"])
-    inside = means["value"].between(*axes.get_xlim())
+    inside = means["value"].between(low, high)
     draw_estimates(axes, means.assign(name=means["arm"], marker="o", face=face)[inside])
     for row in rows_of(means[~inside]):
         edge, mark, side = (low, "<", 1) if row.value < low else (high, ">", -1)
@@ -117,6 +114,14 @@ def _means(axes: Axes, rows: pd.DataFrame) -> None:
         look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": row.colour}
         axes.annotate(f"{row.value:.3g}", (edge, row.y), (6 * side, 0), ha="left" if side > 0 else "right", **look)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _ends(rows: pd.DataFrame) -> tuple[float, float]:
+    """Between which values the bars and base models of the reported arms lie; those of all where none is reported."""
+    shown = rows[rows["part"] != "pair"]
+    reported = shown["arm"].isin(shown.loc[shown["low"].notna(), "arm"])
+    ends = shown.loc[reported if reported.any() else ~reported, ["value", "low", "high"]]
+    return float(ends.min().min()), float(ends.max().max())
 
 
 def _ranks(axes: Axes, means: pd.DataFrame) -> None:
@@ -151,8 +156,8 @@ def _legend(means: pd.DataFrame, data: SweepData) -> list[Entry]:
     return entries
 
 
-def _caption(data: SweepData, finals: FinalValues, means: pd.DataFrame) -> str:
-    bases, first = len(set(finals.bases.values())), means["metric"].iloc[0]
+def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str:
+    means, bases, first = numbers[numbers["part"] == "mean"], len(set(finals.bases.values())), numbers["metric"].iloc[0]
     reasons: dict[str, list[str]] = {}
     declared = means.sort_values("arm", key=lambda arms: arms.map(data.arms.index), kind="stable")
     for (level, metric), own in groups_of(declared[declared["not_reported"] != ""], ["level", "metric"], sort=False):
@@ -161,12 +166,16 @@ def _caption(data: SweepData, finals: FinalValues, means: pd.DataFrame) -> str:
             reasons.setdefault(row.not_reported, []).append(where + ("" if metric == first else " (downstream)"))
     named = "; ".join(f"{', '.join(arms)}: {why}" for why, arms in reasons.items())
     absent = [level for level in data.levels if level not in set(means["level"])]
+    beyond = [
+        not own.loc[own["part"] == "mean", "value"].between(*_ends(own)).all()
+        for _, own in groups_of(numbers, ["level", "metric"])
+    ]
     return sentences({
         "Light bars: the ranks an arm can have, 1 the largest, for all arms at once in "
         "95% of sweeps; tick: that of its mean. Tukey's studentized range in the model arm + base, "
         f"{bases} base models, the scatter of all reported arms together. Final values at {finals.at}.": True,
         f"Not reported: {named}.": named,
-        "Arrow: such an arm's mean lies beyond the axis, which is that of the reported arms.": named,
+        "Arrow: such an arm's mean lies beyond the axis, which is that of the reported arms.": any(beyond),
         f"Not drawn, with fewer than three arms on two base models: {', '.join(absent)}.": absent,
     })  # fmt: skip
 

@@ -10,15 +10,9 @@ from matplotlib.axes import Axes
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
 from grpo_lab.analysis.figures.kind import FigureKind
+from grpo_lab.analysis.figures.omissions import BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import (
-    BEYOND,
-    at_level,
-    draw_estimates,
-    level_label,
-    rows_of_arms,
-    symmetric_limit,
-)
+from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
 from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData

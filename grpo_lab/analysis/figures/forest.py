@@ -13,16 +13,9 @@ from matplotlib.patches import Patch
 from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
 from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
+from grpo_lab.analysis.figures.omissions import BARS_OF_FEW, BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import (
-    BEYOND,
-    at_level,
-    draw_estimates,
-    level_label,
-    rows_of_arms,
-    symmetric_limit,
-)
+from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
 from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -202,9 +195,7 @@ def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, band: bo
     absent = [contrast for contrast in not_run(data, finals) if contrast.kind in kinds]
     named = dict.fromkeys(f"{one.trick} {one.context}{at_level(data, one.level)}" for one in absent)
     effects = means[means["role"] == "effect"]
-    seeds = " or ".join(
-        map(str, sorted({len(finals.of(level, data.control, DOWNSTREAM)) for level in effects["level"]}))
-    )
+    seeds = sorted({len(finals.of(level, data.control, DOWNSTREAM)) for level in effects["level"]})
     return sentences({
         f"Final values at {finals.at}.{finals.over_bases}": True,
         "Numbers: downstream accuracy, percentage points, with pairs of runs.": True,

@@ -12,6 +12,7 @@ from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval; dots: single seeds"
+BEYOND = "; arrowhead: it goes on beyond the panel"
 NO_TRACKS = "no finished run was evaluated up to the common budget"
 _LOGGED = TRAINING | EVALUATED | {"kl": KL}
 

@@ -21,7 +21,6 @@ from grpo_lab.analysis.table_rows import rows_of
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
 MOST = 5  # panels side by side
-BEYOND = "; arrowhead: it goes on beyond the panel"
 Cell = tuple[str, str]  # level and arm
 
 
