@@ -128,11 +128,12 @@ newest: ## the tests against the newest of the libraries that move, in .venv-new
 	@$(NEWEST_VENV)/bin/python -m pip freeze | grep -iE "^($$(echo $(NEWEST) | tr ' ' '|'))=="
 	@$(NEWEST_VENV)/bin/python -m pytest -n auto -m "not extended and not vllm"
 
-check: $(STAMP) ## lint, formatting, types, and that imports go one way
+check: $(STAMP) ## lint, formatting, types, that imports go one way, and that generated pages are up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/python -m pytest tests/docs/test_pages.py::test_every_page_is_up_to_date
 
 ui: $(STAMP) ## start the MLflow UI for the runs in RUNS and print a link to each sweep's charts, grouped by arm (PORT=5000)
 	@$(BIN)/grpo-lab ui --runs '$(RUNS)' --port $(PORT)

@@ -42,6 +42,7 @@ def test_a_trick_acts_where_the_verdict_says_so() -> None:
     assert words["group_filter=resample_three"] == ALIKE  # two of three batches, always
 
 
+@pytest.mark.extended
 def test_the_index_shows_the_table() -> None:
     assert [path for path, text in documented_acting().items() if path.read_text() != text] == [], "run `make docs`"
 

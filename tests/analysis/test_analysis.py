@@ -503,6 +503,7 @@ def test_a_design_is_warned_of_optimiser_steps_that_it_did_not_declare(tmp_path:
 # ---- saved data
 
 
+@pytest.mark.extended
 def test_figures_from_saved_data_are_those_from_runs(planted: Callable[..., SweepData], tmp_path: Path) -> None:
     data = planted()
     paths = save_data(data, tmp_path / "data")

@@ -86,6 +86,7 @@ def test_parts_of_the_grid_add_up_and_streaming_costs_least() -> None:
     assert (table[table.schedule != SYNC].generating > 0).all()
 
 
+@pytest.mark.extended
 def test_nothing_is_wasted_by_equal_lengths_and_much_by_a_tail() -> None:
     table = small().tails
     own = table[table.schedule == SYNC].set_index(["cards", "ratio"]).unused

@@ -24,6 +24,7 @@ def numbers(text: str) -> list[float]:
     return [float(one) for one in re.findall(r"[+-]?\d+\.\d+", text)]
 
 
+@pytest.mark.extended
 def test_every_finding_has_a_row_and_its_runs(rows: dict[str, list[str]]) -> None:
     assert set(rows) == {finding.sweep for finding in FINDINGS}
     assert all((FOLDERS[sweep] / "README.md").exists() for sweep in rows)

@@ -65,6 +65,7 @@ def test_evaluations_of_steps_that_the_run_did_not_evaluate_are_no_loss(runs: Pa
     assert set(data.runs["lost"]) == {""} and caveats(data, final_values(data)) == before
 
 
+@pytest.mark.extended
 def test_verdict_report_and_saved_data_hold_it(runs: Path, tmp_path: Path) -> None:
     assert title(ACCURACY) == "sums, by lm-evaluation-harness: accuracy"
     data = load_sweep(runs, "synthetic")

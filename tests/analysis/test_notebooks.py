@@ -89,6 +89,7 @@ def interval(text: str) -> tuple[float, float, float]:
 # --- on planted sweeps --------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_notebook_says_which_sweep_it_is_about(printed: Callable[..., str], name: str) -> None:

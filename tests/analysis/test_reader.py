@@ -69,6 +69,7 @@ def test_the_distance_from_the_start_is_zero_at_the_start_and_grows(runs: Path) 
     assert abs(lines[0]) < 1e-4 and 0.001 < lines[2] < 50 and 0.001 < lines[4] < 50
 
 
+@pytest.mark.extended
 def test_the_kept_tokens_agree_with_the_step_they_are_of(runs: Path) -> None:
     folder = runs / "clipped/seed=0"
     assert rollout_steps(folder) == [1, 3, 4]

@@ -219,6 +219,7 @@ def test_evaluations_of_earlier_versions_are_read_as_before(tmp_path: Path) -> N
 AT_EVERY_CHANGE = ("dapo", "demo_real")  # one with answers to single questions, and one that kept none
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",

@@ -285,6 +285,7 @@ def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
         assert getattr(getattr(run, slot), field) == number, name
 
 
+@pytest.mark.extended
 def test_recipes_never_set_a_convention() -> None:
     """Nor a room but the reward and the critic: another framework's numbers, another task or model are no method.
 

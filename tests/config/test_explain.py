@@ -99,6 +99,7 @@ def test_a_critic_is_explained_where_something_reads_it_and_nowhere_else() -> No
     assert "2503.24290" in text and "2503.24290" not in explained("recipe=grpo")
 
 
+@pytest.mark.extended
 def test_what_is_generated_is_explained_apart_from_what_the_loss_leaves_out() -> None:
     plain = {"m": "1 on tokens the policy sampled"}
     cases = {

@@ -26,6 +26,7 @@ NO_RESULT = re.compile(
 )
 
 
+@pytest.mark.extended
 def test_every_page_is_up_to_date() -> None:
     assert [path for path, text in documented().items() if path.read_text() != text] == [], "run `make docs`"
 

@@ -53,7 +53,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 # Each run starts a process: those that train are tried by make test-all.
 TRAINING = [c for c in COMMANDS if c.startswith("python")]
-SPEAKS = ("--help", "--cfg", "dry_run")
+SPEAKS = ("--help", "--cfg")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,7 @@ def test_every_make_target_named_exists_and_help_lists_all() -> None:
     assert targets == defined
 
 
+@pytest.mark.extended
 def test_the_example_trick_works_as_written(tmp_path: Path) -> None:
     (code, hand), (yaml,) = blocks("python"), blocks("yaml")
     (tmp_path / "example_trick.py").write_text(code)

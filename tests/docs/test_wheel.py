@@ -40,6 +40,7 @@ def test_it_takes_declarations_and_neither_data_nor_figures(wheel: Path) -> None
     assert size < BESIDES_BASES * 1e6
 
 
+@pytest.mark.extended
 def test_an_experiment_is_found_in_it(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(tmp_path / "site", [name for name in opened.namelist() if "/bases/" not in name])

@@ -103,6 +103,7 @@ def test_a_gradient_that_overflows_leaves_the_weights_and_halves_the_scale(tmp_p
     state.session.close()
 
 
+@pytest.mark.extended
 def test_the_log_says_how_far_sampler_and_learner_are_apart(tmp_path: Path, tiny_base: Path) -> None:
     """The same run with and without log-probs of its own: all sampled tokens, and those of the first update."""
     seen = {}

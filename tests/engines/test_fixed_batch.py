@@ -157,6 +157,7 @@ def test_half_precision_masks_and_scores_agree_in_dtype() -> None:
     assert len(gaps) > 80 and sum(gaps) / len(gaps) < 0.01
 
 
+@pytest.mark.extended
 def test_steps_are_recorded_once_and_read_new_weights() -> None:
     """By later waves and calls, smaller ones too; a larger one gets room of its own, and two are held at most."""
     plain, fixed = sessions(torch.float64, 8)

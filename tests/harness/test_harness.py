@@ -182,6 +182,7 @@ def test_inspect_measures_what_we_measure(place: Place, monkeypatch: pytest.Monk
     same_answers(place, "inspect_sums", results)
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("begins", ["", "{{ bos_token }}"])
 def test_inspect_reads_bos_once_as_we_do(tiny_base: Path, tmp_path: Path, begins: str) -> None:

@@ -178,9 +178,7 @@ SCHEDULES = {
 # One way through the loop each; the others differ from them in formulas that have tests of their own.
 AT_EVERY_CHANGE = """
     plain dapo ppo scalerl vineppo
-    two_passes padded packed_and_computed_again mask_before_survivors thrown_tokens thrown_tokens_under_sampler
-    corrected_under_sampler charged reset put_in_whitened put_in_batch_mean put_in_opo thrown_whitened
-    thrown_batch_mean thrown_opo critic clip_cov undecided_tokens
+    two_passes packed_and_computed_again thrown_tokens thrown_tokens_under_sampler charged put_in_opo thrown_opo critic
     one_step_off off_policy_k interruptible_and_put_in in_flight in_flight_in_few_places
 """
 
@@ -256,6 +254,7 @@ def test_every_update_of_a_variant_is_its_formula(tmp_path: Path, tiny_base: Pat
         held(record(tmp_path, overrides), against)
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["two_passes", "critic"])
 def test_in_the_precision_that_runs_have(tmp_path: Path, tiny_base: Path, name: str) -> None:

@@ -162,6 +162,7 @@ def test_frozen_weights_may_be_bf16_where_an_adapter_trains(tiny_base: Path) -> 
         replace(hf_model(tiny_base), frozen=WeightType.bf16)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kl", ["k3_loss", pytest.param("none", marks=pytest.mark.extended)])
 def test_a_run_with_an_adapter_learns_resumes_to_the_same_bits_and_keeps_its_reference(
     tiny_base: Path, tmp_path: Path, kl: str

@@ -137,6 +137,7 @@ def test_what_is_no_run_is_refused(plain: Path, tmp_path: Path) -> None:
         differences(plain, copy)
 
 
+@pytest.mark.extended
 def test_a_run_is_named_by_its_title_as_well(plain: Path, other: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     for run, name in ((plain, "one"), (other, "two")):
         shutil.copytree(run, tmp_path / name / "seed=0")

@@ -208,6 +208,7 @@ def until_full(world: World, position: int) -> tuple[int, int]:
     return len(asked), position
 
 
+@pytest.mark.extended
 def test_active_sampling_generates_what_one_at_a_time_would_and_costs_one_over_the_share(world) -> None:
     """Each step's groups are those of a queue that replaces one by one, whose number is negative binomial.
 
@@ -310,6 +311,7 @@ def predicted_by_order_statistics(batch: int, started: int, size: int) -> float:
     return float(np.take_along_axis(lengths.mean(axis=2), first, axis=1).mean())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("keeps_partial", [False, True], ids=["thrown away", "kept"])
 def test_partial_responses_that_are_kept_take_the_length_bias_out(world, keeps_partial: bool) -> None:
     """50 steps of 4 groups of 3 are 600 lengths: a standard error of 2.29 / sqrt(600) = 0.094."""
@@ -486,6 +488,7 @@ def test_what_waits_is_continued_before_anything_new_in_a_race_of_several_waves(
 FILTERS = sorted(path.stem for path in (conf_folder() / "group_filter").glob("*.yaml"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name,max_rows", [*((name, 512) for name in FILTERS), ("oversample_abort_partial", 24)])
 def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, name: str, max_rows: int) -> None:
     """What the engine drew, counted at the engine: prompts once a group, and every token at one place."""
@@ -574,6 +577,7 @@ def within_a_step(step: int, die: Callable[[], None]) -> None:
     Rounds.remember = remembered
 
 
+@pytest.mark.extended
 def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path: Path) -> None:
     overrides = [
         "group_filter=oversample_abort_partial", "curriculum=prioritized", "task.train_size=48", "task.probe_size=16",

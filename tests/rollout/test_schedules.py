@@ -80,6 +80,7 @@ def learner_reads(run: RunConfig, state: RunState, batch: RolloutBatch) -> torch
     return rollout_logprobs(state.learner, rollouts, 1.0, run.learner_precision, run.microbatching, CPU)[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", QUEUES)
 def test_a_batch_is_as_old_as_its_schedule_says(name: str, opened) -> None:
     overrides, ages = QUEUES[name]
@@ -236,10 +237,7 @@ RESUMED = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("one_step_off", "in_flight") else pytest.param(name, marks=pytest.mark.extended)
-        for name in RESUMED
-    ],
+    [name if name == "one_step_off" else pytest.param(name, marks=pytest.mark.extended) for name in RESUMED],
 )
 def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path, tiny_base: Path) -> None:
     """Stopped behind a checkpoint with batches waiting and responses half grown, it ends with the same bits."""

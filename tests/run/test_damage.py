@@ -114,6 +114,7 @@ def test_a_checkpoint_of_another_run_or_step_is_not_this_runs(copy_of, folders: 
         check_manifest(folder / "checkpoints" / "step=000009", key)
 
 
+@pytest.mark.extended
 def test_a_failures_state_has_digests_too(folders: dict[str, Path]) -> None:
     (saved,) = (folders["failure"] / "failure").iterdir()
     manifest = check_manifest(saved, read(folders["failure"] / "run.json")["run_key"])

@@ -174,6 +174,7 @@ LAGGING = (
 )  # fmt: skip
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["one_step_off schedule.lag=2", "off_policy_k schedule.k=3", "in_flight"])
 def test_the_weights_that_sampled_are_evaluated_and_training_does_not_notice(tmp_path: Path, schedule: str) -> None:

@@ -126,6 +126,7 @@ def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other
     goes_on_as_if_nothing_had_happened(tmp_path / "cut", tmp_path / "whole", monkeypatch, *words)
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("evaluation", [2, pytest.param(3, marks=pytest.mark.extended), 4])
 def test_a_signal_leaves_an_evaluation_at_once_and_loses_no_step(

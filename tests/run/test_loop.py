@@ -427,6 +427,7 @@ def test_a_run_that_can_never_train_again_says_so(tmp_path: Path, monkeypatch: p
         brief_run(tmp_path, "engine.max_tokens=1", "group_filter=drop", "budget=sampled_tokens", "budget.amount=1e9")
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",

@@ -26,6 +26,7 @@ def test_what_torch_says_on_the_cpu_is_understood() -> None:
         raise RuntimeError("another trouble")
 
 
+@pytest.mark.extended
 def test_a_run_that_runs_out_of_memory_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
