@@ -51,6 +51,7 @@ def tokenizer_of(form: str, chat_template: str = CHATML) -> transformers.PreTrai
     return tokenizer
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("template", option_names("template"))
 def test_a_prompt_begins_once_as_the_tokenizer_begins_a_text(template: str) -> None:
     held = run_of(f"template={template}").template
@@ -223,6 +224,7 @@ def test_explain_shows_the_first_prompt_where_nothing_has_to_be_fetched(
     assert "the questions are not on this machine" in explained("task=gsm8k", "template=plain")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("world", option_names("world"))
 def test_prompts_of_the_worlds_that_come_with_it_are_the_bare_texts(world: str) -> None:
     """What was recorded was made without BOS."""

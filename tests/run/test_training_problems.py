@@ -104,6 +104,7 @@ def test_rates_and_guesses_are_those_of_plain_code(make_run) -> None:
     assert 0 < sum(expected) < 36
 
 
+@pytest.mark.extended
 def test_what_was_measured_is_read_and_what_is_missing_is_measured(make_run, monkeypatch, cache: Path) -> None:
     run = make_run("pass_rate=band", *FEW, "engine.max_rows=16")
     problems, opened = run.task.problems("train"), []

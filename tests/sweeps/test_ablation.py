@@ -181,6 +181,7 @@ def test_a_list_beside_the_additions_makes_levels_and_base_models_are_nested() -
     assert bases == {4: "model.base=0", 5: "model.base=3", 6: "model.base=0", 7: "model.base=3"}
 
 
+@pytest.mark.extended
 def test_a_sweep_is_named_after_its_additions_whatever_their_order() -> None:
     def name(word: str, *typed: str) -> str:
         entries, left = declared(word, *typed)
@@ -256,6 +257,7 @@ def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> Non
     assert type(cells[1].run.surrogate) is not type(cells[0].run.kl) and cells[3].run.kl.kl_coef == 0.02
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "word,said",
     [
@@ -360,12 +362,14 @@ def test_it_ends_with_its_arms_by_what_was_added_and_says_that_it_is_exploratory
     assert re.search(r"plain +2 +0\.\d{3} \(0\.\d{3} and 0\.\d{3}\)", rows[0])
 
 
+@pytest.mark.extended
 def test_the_same_line_again_runs_nothing_and_ends_alike(ran: Ran) -> None:
     again = shell(ran.line)
     assert again.returncode == 0 and "all 6 cells are finished" in again.stderr and again.stdout == ran.printed
     assert finished(ran.runs) == 6
 
 
+@pytest.mark.extended
 def test_its_effects_are_those_of_its_additions_and_nothing_is_judged(ran: Ran) -> None:
     data = load_sweep(ran.runs, ran.name)
     assert data.control == "plain" and data.declaration is None and data.tricks == list(data.design.tricks)

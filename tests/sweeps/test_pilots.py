@@ -128,6 +128,7 @@ def test_the_fingerprint_holds_bases_and_requirements() -> None:
 # ---- composed
 
 
+@pytest.mark.extended
 def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use(
     compose: Callable, tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_gain_for_which_the_control_leaves_no_headroom_is_refused_by_the_pilot
     assert impossible_gains(possible, finals) == [] == impossible_gains(declare(), finals)
 
 
+@pytest.mark.extended
 def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(
     experiment: Path, capfd: pytest.CaptureFixture
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_pilot_is_remembered_by_the_record_for_the_places_it_was_made_for(tmp_
     assert record(entry("a", 0.3)) == [("b", 0.2), ("a", 0.3)]
 
 
+@pytest.mark.extended
 def test_saved_sweeps_of_before_have_no_base_and_name_their_duplicates() -> None:
     """25 recorded runs of two sweeps are those of another arm; dapo's clip-higher clipped as much as its control."""
     dapo, staleness = saved_data("dapo"), saved_data("staleness")

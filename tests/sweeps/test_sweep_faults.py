@@ -125,6 +125,7 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
     assert again.stdout.splitlines()[-3:-1] == apart
 
 
+@pytest.mark.extended
 def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
     done = sweep(tmp_path / "runs", "truncation=score,mask_aftr", "group_size=4,1")
     assert done.returncode == 1 and "Traceback" not in done.stderr

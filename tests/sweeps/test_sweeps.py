@@ -532,6 +532,7 @@ IDLE = {
 TRAINED = ("clip_cannot_act", "nothing_to_correct")
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "rule",

@@ -348,6 +348,7 @@ def test_the_first_of_equal_trials_is_chosen(plan: Callable[..., Search]) -> Non
     assert [one.trial for one in search.chosen()] == [1, 1]
 
 
+@pytest.mark.extended
 def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
     plan: Callable[..., Search], no_identity: None, tmp_path: Path
 ) -> None:
