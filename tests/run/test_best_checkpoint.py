@@ -47,6 +47,7 @@ def fallen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_in_process(tmp_path_factory.mktemp("fallen"), *FALLS)
 
 
+@pytest.mark.extended
 def test_the_best_weights_are_those_after_the_best_evaluation(fallen: Path) -> None:
     values = rated(fallen)
     step = max(values, key=lambda one: (values[one], -one))

@@ -45,6 +45,7 @@ def test_responses_that_all_reach_the_token_limit_are_told_to_get_more_room(
     assert done["warnings"] == [f"step 3: {warning.removeprefix('warning ')}"], "also for who reads it later"
 
 
+@pytest.mark.extended
 def test_questions_that_are_all_right_are_called_too_easy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(t
     assert not (job.folder / "output.log").exists(), "it was not started here as well"
 
 
+@pytest.mark.extended
 def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
     """The request to stop was of the attempt before: a configuration that cannot run is no cell that was stopped."""
     job = replace(cell(tmp_path), words=(*WORLD, f"runs_dir={tmp_path}", "group_size=1"), forks=False)

@@ -82,6 +82,7 @@ def test_a_grader_reads_the_forms_that_it_declares_and_no_others(slot: str, opti
         assert graded(grader, wrong)[0] == [0] * len(wrong), form
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("slot", "option"), GRADERS)
 def test_what_a_template_forces_is_read_or_the_pair_is_refused(slot: str, option: str) -> None:
     """A response that the template's own interruption ended is an answer in the template's own form."""

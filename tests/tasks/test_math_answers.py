@@ -403,6 +403,7 @@ def test_hostile_texts_are_never_right_and_no_text_disturbs_another(tmp_path: Pa
     assert outcomes(strict, "72", [r"\boxed{72.0}", r"\boxed{73}"]) == [1, 0], "the pool is as good as new"
 
 
+@pytest.mark.extended
 def test_an_answer_that_never_ends_fails_alone_and_in_time() -> None:
     before = outcomes(strict, "72", [r"\boxed{72.0}"])  # a worker is there
     started = time.monotonic()

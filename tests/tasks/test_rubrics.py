@@ -385,6 +385,7 @@ def words(server: JudgeServer, option: str, cache: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.extended
 def test_a_run_learns_from_a_judge_and_shows_what_each_rubric_gave(server: JudgeServer, tmp_path: Path) -> None:
     folder = run_in_process(tmp_path, *words(server, "rubric", tmp_path / "a.sqlite"), name="judged")
     steps = [line["metrics"] for line in metrics_of(folder)]

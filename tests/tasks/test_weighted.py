@@ -153,6 +153,7 @@ def test_no_parts_and_a_name_that_no_metric_may_have_are_refused() -> None:
         Weighted(1.0, 0.0, {"My part": STRICT}, {"My part": 1.0}, "My part")
 
 
+@pytest.mark.extended
 def test_a_run_logs_each_part_and_tables_show_them(tmp_path: Path) -> None:
     words = ["reward=strict_and_format", "budget.amount=3", "rollouts_every=1", "reward.weights.format=0.5"]
     folder = run_in_process(tmp_path, *SMALL, *words, name="parts")

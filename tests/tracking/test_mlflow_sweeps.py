@@ -196,6 +196,7 @@ def test_an_arm_is_named_in_metrics_as_mlflow_takes_it(
     }
 
 
+@pytest.mark.extended
 def test_sent_again_nothing_is_doubled(runs: Path, client: MlflowClient, uri: str) -> None:
     def everything() -> dict[str, Any]:
         found = parent(client, runs / "sweeps/two")
