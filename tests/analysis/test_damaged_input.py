@@ -233,7 +233,7 @@ def require(said: Said, text: str, expected: Sequence[str], ends: bool) -> None:
         assert words in (said.code if ends else text)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("damage", TABLE)
 def test_data_and_rollouts(damage: str, runs: Path, tmp_path: Path, command: Callable[..., Said]) -> None:
     row = TABLE[damage]

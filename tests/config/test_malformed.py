@@ -184,7 +184,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(environment)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.words} {' '.join(case.files)}"[:60])
 def test_what_cannot_be_is_refused_in_a_line(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], untouched: None

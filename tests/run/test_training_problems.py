@@ -174,6 +174,7 @@ def test_the_cost_by_hand(make_run) -> None:
     assert ledger.simulated_seconds == 8 + 10 * 6 and rates.seconds == 0.75
 
 
+@pytest.mark.extended
 def test_a_run_trains_on_what_is_left_pays_for_it_and_says_so(tmp_path: Path, make_run) -> None:
     overrides = [*SHORT, "pass_rate=skywork_or1", *FEW, "pass_rate.ranks_problems=true", "curriculum=easy_to_hard"]
     folder = run_in_process(tmp_path / "runs", *overrides)

@@ -294,6 +294,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE, env=dict(os.environ))
 
 
+@pytest.mark.extended
 def test_a_refusal_ends_the_command_in_one_line_whether_it_says_m_or_not(tmp_path: Path) -> None:
     done = shell(f"python -m grpo_lab.train {' '.join(WORLD)} runs_dir={tmp_path} add='[surrogate=ppo,kl=k3_loss]'")
     assert done.returncode == 1 and done.stdout == ""

@@ -339,6 +339,7 @@ def lagging(axis: str = "steps") -> Design:
     return declare(**changes, control="plain", base=[*WORLD, "updates=one"], seeds=[0, 1], axis=axis)
 
 
+@pytest.mark.extended
 def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp_path: Path) -> None:
     design = lagging()
     cells = share_runs(cells_of(design), design.axis)

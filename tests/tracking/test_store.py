@@ -88,6 +88,7 @@ def test_a_store_lies_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {name, "file.txt"} and (folder / "mlflow.db").exists()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["a?b", "a%25b", "a%20b", "?"])
 def test_a_folder_that_mlflow_would_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="into another folder: choose another runs_dir, or tracking=none, or"):
