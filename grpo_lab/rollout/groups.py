@@ -221,7 +221,7 @@ def group_to_state(
                 "logprobs": part.logprobs.tolist(),
                 "versions": part.weight_versions.tolist(),
                 "stop": part.stop.value,
-                "injected": part.injected.tolist(),
+                "injected": part.injected.tolist() if part.injected.any() else [],
             }
             for part in responses
         ],
