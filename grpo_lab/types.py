@@ -137,7 +137,8 @@ class Request:
     """One response to generate, given as token ids and never as text, so nothing is tokenised twice.
 
     `prefix` holds response tokens that exist already: a partial response to continue, or injected text. Noise
-    positions count from the first response token, so the prefix is included.
+    positions count from the first response token, so the prefix is included. Both are tuples, because caches are keyed
+    by them.
     """
 
     prompt: tuple[int, ...]
@@ -151,9 +152,8 @@ class Completion:
     """The tokens that the engine generated after `prefix`, as tensors on the CPU.
 
     `logprobs` are from the softmax at the request's temperature, before top-p truncation. `weight_versions` names the
-    weights that sampled each token. `injected` is True on tokens that a trick injected; their log-prob is 0. Left out
-    or empty, it is False on all. Prompts and prefixes stay tuples of ints, because caches are keyed by them: `ids` are
-    the tokens as such a tuple.
+    weights that sampled each token. `injected` is True on tokens that a trick injected; their log-prob is 0. Left
+    out, it is False on all. `tokens.tolist()` gives Python ints, and `ids` a tuple of them.
 
     Sequences of numbers become tensors; a tensor is kept and not copied. Raises ValueError unless each field is 1-D
     with one value per token. Two completions are equal if all their values are."""
@@ -188,7 +188,7 @@ class Completion:
         stop: StopReason,
         injected: Sequence[bool] = (),
     ) -> Completion:
-        """The completion of numbers collected one by one."""
+        """Build a completion from numbers that were collected one by one."""
         columns = torch.tensor(tokens, dtype=torch.long), torch.tensor(logprobs, dtype=torch.float64)
         versions = torch.tensor(weight_versions, dtype=torch.long)
         return cls(*columns, versions, stop, torch.tensor(injected, dtype=torch.bool))
