@@ -167,7 +167,7 @@ def _answers(
         assert isinstance(end, int), "stop_token_ids asks before"
         ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in asked])]
         found = [
-            Demonstration(problem, prompt, Completion(ids, (0.0,) * len(ids), (0,) * len(ids), StopReason.EOS))
+            Demonstration(problem, prompt, Completion.unsampled(ids, StopReason.EOS))
             for problem, prompt, ids in zip(asked, prompts, ended)
             if len(ids) <= sampling.engine.max_tokens
         ]

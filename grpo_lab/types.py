@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -137,7 +137,8 @@ class Request:
     """One response to generate, given as token ids and never as text, so nothing is tokenised twice.
 
     `prefix` holds response tokens that exist already: a partial response to continue, or injected text. Noise
-    positions count from the first response token, so the prefix is included.
+    positions count from the first response token, so the prefix is included. Both are tuples, because caches are keyed
+    by them.
     """
 
     prompt: tuple[int, ...]
@@ -146,35 +147,87 @@ class Request:
     prefix: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Completion:
-    """The tokens that the engine generated after `prefix`.
+    """The tokens that the engine generated after `prefix`, as tensors on the CPU.
 
     `logprobs` are from the softmax at the request's temperature, before top-p truncation. `weight_versions` names the
-    weights that sampled each token. `injected` marks tokens that a trick injected; their log-prob is 0. It is empty
-    when no token was injected."""
+    weights that sampled each token. `injected` is True on tokens that a trick injected; their log-prob is 0. Left
+    out, it is False on all. `tokens.tolist()` gives Python ints, and `ids` a tuple of them.
 
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    weight_versions: tuple[int, ...]
+    Sequences of numbers become tensors; a tensor is kept and not copied. Raises ValueError unless each field is 1-D
+    with one value per token. Two completions are equal if all their values are."""
+
+    tokens: Int[Tensor, "T"]  # int64
+    logprobs: Float[Tensor, "T"]  # float32 from an engine that computes them so, else float64
+    weight_versions: Int[Tensor, "T"]  # int64
     stop: StopReason
-    injected: tuple[bool, ...] = ()
+    injected: Bool[Tensor, "..."] = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        single = getattr(self.logprobs, "dtype", None) is torch.float32
+        dtypes = (torch.long, torch.float32 if single else torch.float64, torch.long, torch.bool)
+        for name, values, dtype in zip(_COLUMNS, self._columns(), dtypes):
+            object.__setattr__(self, name, torch.as_tensor(values, dtype=dtype, device="cpu").detach())
+        size = self.tokens.shape
+        if not self.injected.numel():
+            object.__setattr__(self, "injected", torch.zeros(size, dtype=torch.bool))
+        if len(size) != 1 or any(values.shape != size for values in self._columns()):
+            found = ", ".join(f"{name} {tuple(values.shape)}" for name, values in zip(_COLUMNS, self._columns()))
+            raise ValueError(
+                f"a completion has 1-D fields with one value per token, and the engine gave the shapes {found}: return "
+                "the log-prob and the weight version of each token that it sampled, and nothing for prompt and prefix"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        weight_versions: Sequence[int],
+        stop: StopReason,
+        injected: Sequence[bool] = (),
+    ) -> Completion:
+        """Build a completion from numbers that were collected one by one."""
+        columns = torch.tensor(tokens, dtype=torch.long), torch.tensor(logprobs, dtype=torch.float64)
+        versions = torch.tensor(weight_versions, dtype=torch.long)
+        return cls(*columns, versions, stop, torch.tensor(injected, dtype=torch.bool))
+
+    @classmethod
+    def unsampled(cls, tokens: Sequence[int], stop: StopReason, version: int = 0, injected: bool = False) -> Completion:
+        """Tokens that no policy sampled, with log-prob 0; without tokens, an empty completion."""
+        number = len(tokens)
+        return cls.of(tokens, (0.0,) * number, (version,) * number, stop, (injected,) * number)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Completion) or self.stop is not other.stop:
+            return False
+        return all(mine.tolist() == theirs.tolist() for mine, theirs in zip(self._columns(), other._columns()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as arrays: each tensor would bring all of its storage, which the rows of a batch share."""
+        return _from_arrays, (self.stop, *(values.numpy() for values in self._columns()))
+
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.tokens, self.logprobs, self.weight_versions, self.injected
 
     @property
-    def sampled(self) -> tuple[bool, ...]:
-        """True for each sampled token, False for each injected one."""
-        return tuple(not put_in for put_in in self.injected) or (True,) * len(self.tokens)
+    def ids(self) -> tuple[int, ...]:
+        """The tokens as Python ints: the prefix of a request that continues them."""
+        return tuple(self.tokens.tolist())
 
     def continued(self, further: Completion) -> Completion:
         """This completion followed by `further`, as one completion."""
-        injected = tuple(not chosen for chosen in self.sampled + further.sampled)
-        return Completion(
-            self.tokens + further.tokens,
-            self.logprobs + further.logprobs,
-            self.weight_versions + further.weight_versions,
-            further.stop,
-            injected if any(injected) else (),
-        )
+        tokens, logprobs, versions, injected = map(torch.cat, zip(self._columns(), further._columns()))
+        return Completion(tokens, logprobs, versions, further.stop, injected)
+
+
+_COLUMNS = ("tokens", "logprobs", "weight_versions", "injected")
+
+
+def _from_arrays(stop: StopReason, *arrays: Any) -> Completion:
+    tokens, logprobs, versions, injected = map(torch.from_numpy, arrays)
+    return Completion(tokens, logprobs, versions, stop, injected)
 
 
 OnFinish = Callable[[int, Completion], Iterable[int]]

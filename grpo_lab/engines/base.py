@@ -152,9 +152,9 @@ class Engine(ABC):
 def already_ended(request: Request, stop_ids: Collection[int]) -> Completion | None:
     """An empty completion if the request's prefix has ended or has used up the token budget, else None."""
     if request.prefix and request.prefix[-1] in stop_ids:
-        return Completion((), (), (), StopReason.EOS)
+        return Completion.unsampled((), StopReason.EOS)
     if len(request.prefix) >= request.params.max_tokens:
-        return Completion((), (), (), StopReason.LENGTH)
+        return Completion.unsampled((), StopReason.LENGTH)
     return None
 
 

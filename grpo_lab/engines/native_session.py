@@ -109,7 +109,7 @@ class NativeSession(EngineSession):
                     _Wave(self, [requests[i] for i in wave], wave).run(results, aborted, on_finish, shown)
         self.fixed_batches = worth_keeping(self.fixed_batches, most_bytes(self.device))
         for index in aborted:
-            results[index] = results[index] or Completion((), (), (), StopReason.ABORTED)
+            results[index] = results[index] or Completion.unsampled((), StopReason.ABORTED)
         return all_ended(results)
 
     def fixed_batch(self, cache: DynamicCache, rows: int, tokens: int) -> FixedBatch:
@@ -234,18 +234,19 @@ class _Wave:
 
     def _ended(self, state: BatchState, rows: list[int], places: list[int]) -> Iterator[tuple[int, Completion]]:
         """The index and completion of each ended row of `state`; `places`: which request of the wave it is."""
-        lengths, looped = state.lengths[rows].tolist(), state.looped[rows].tolist()
-        longest = max(lengths)
-        tokens, logprobs = state.tokens[rows, :longest].tolist(), state.logprobs[rows, :longest].tolist()
-        for row, place in enumerate(places):
-            length = lengths[row]
-            drawn, reason = tuple(tokens[row][:length]), StopReason.LENGTH
-            if drawn[-1] in self.session.stop_set:
+        lengths, looped = state.lengths[rows].cpu(), state.looped[rows].tolist()
+        longest = int(lengths.max())
+        drawn = torch.arange(longest) < lengths[:, None]
+        tokens, logprobs = (values[rows, :longest].cpu()[drawn] for values in (state.tokens, state.logprobs))
+        versions, last = torch.full(tokens.shape, self.session.version), tokens[lengths.cumsum(0) - 1].tolist()
+        columns = [values.split(lengths.tolist()) for values in (tokens, logprobs, versions)]
+        for row, (place, ids, scores, stamps) in enumerate(zip(places, *columns)):
+            reason = StopReason.LENGTH
+            if last[row] in self.session.stop_set:
                 reason = StopReason.EOS
             elif looped[row]:
                 reason = StopReason.REPETITION
-            versions = (self.session.version,) * length
-            yield self.indices[place], Completion(drawn, tuple(logprobs[row][:length]), versions, reason)
+            yield self.indices[place], Completion(ids, scores, stamps, reason)
 
     def _arrange(self, rows: Int[Tensor, "R"], drawn: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
         """Drop rows that no request continues, and split those whose requests drew different tokens.
@@ -273,10 +274,8 @@ class _Wave:
         for place, (row, is_ended) in enumerate(zip(alive.tolist(), ended.tolist())):
             if not is_ended and self.indices[row] in aborted:
                 tokens, logprobs = self.state.tokens[row, :position], self.state.logprobs[row, :position]
-                results[self.indices[row]] = Completion(
-                    tuple(tokens.tolist()), tuple(logprobs.tolist()), (self.session.version,) * position,
-                    StopReason.ABORTED,
-                )  # fmt: skip
+                versions = torch.full((position,), self.session.version)
+                results[self.indices[row]] = Completion(tokens.clone(), logprobs.clone(), versions, StopReason.ABORTED)
                 keep[place] = False
         return keep
 

@@ -44,7 +44,7 @@ class _Decoding:
         return (*self.request.prompt, *self.request.prefix, *self.tokens)
 
     def completion(self, stop: StopReason) -> Completion:
-        return Completion(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), stop)
+        return Completion.of(self.tokens, self.logprobs, self.versions, stop)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class VllmSession(EngineSession):
         if self.sleeps:
             self.model.sleep(level=1)
             self.awake = False
-        return [result or Completion((), (), (), StopReason.ABORTED) for result in results]
+        return [result or Completion.unsampled((), StopReason.ABORTED) for result in results]
 
     def _wake(self) -> None:
         if not self.awake:

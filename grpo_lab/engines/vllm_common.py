@@ -241,4 +241,4 @@ class Growing:
         return reason
 
     def completion(self, reason: StopReason) -> Completion:
-        return Completion(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), reason)
+        return Completion.of(self.tokens, self.logprobs, self.versions, reason)

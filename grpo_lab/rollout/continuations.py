@@ -57,7 +57,7 @@ class Continuations:
         contexts = [len(prompts[state.place]) + len(state.prefix) for state in states]
         ends = [drawn[place * samples : (place + 1) * samples] for place in range(len(states))]
         self.ledger.estimated(self.model_flops, contexts, ends)
-        whole = [_after(request.prefix, completion) for request, completion in zip(requests, completions)]
+        whole = [Completion.unsampled(r.prefix, end.stop).continued(end) for r, end in zip(requests, completions)]
         asked = [problems[state.place] for state in states]
         answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)
         keys = [request.noise for request in requests]
@@ -70,9 +70,3 @@ class Continuations:
         used = set(rollouts.tokens[rollouts.response_mask].tolist())
         ending = [token for token in used if self.step_end in self.maker.tokenizer.decode([token])]
         return torch.isin(rollouts.tokens, torch.tensor(ending, dtype=torch.long)) & rollouts.response_mask
-
-
-def _after(prefix: tuple[int, ...], completion: Completion) -> Completion:
-    """The whole response: `prefix` followed by the sampled continuation."""
-    before = Completion(prefix, (0.0,) * len(prefix), (0,) * len(prefix), completion.stop)
-    return before.continued(completion)

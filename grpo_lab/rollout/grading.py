@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 import transformers
@@ -88,10 +87,8 @@ def to_rollouts(
     lengths = torch.tensor([len(completion.tokens) for completion in completions])
     mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
 
-    def padded(parts: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        values = torch.zeros(mask.shape, dtype=dtype)
-        values[mask] = torch.tensor(list(chain.from_iterable(parts)), dtype=dtype)
-        return values
+    def padded(parts: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(mask.shape, dtype=dtype).masked_scatter_(mask, torch.cat(list(parts)).to(dtype))
 
     return Rollouts(
         problems=tuple(problems),
@@ -99,7 +96,7 @@ def to_rollouts(
         group_size=group_size,
         tokens=padded((c.tokens for c in completions), torch.long),
         response_mask=mask,
-        sampled_mask=padded((c.sampled for c in completions), torch.bool),
+        sampled_mask=padded((~c.injected for c in completions), torch.bool),
         sampler_logprobs=padded((c.logprobs for c in completions), torch.get_default_dtype()),
         weight_version=padded((c.weight_versions for c in completions), torch.long),
         finished=torch.tensor([c.stop is StopReason.EOS for c in completions]),

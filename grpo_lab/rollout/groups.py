@@ -147,7 +147,7 @@ class GroupMaker:
         )
         if not group.done:
             return fresh
-        return [replace(request, prefix=part.tokens) for request, part in zip(fresh, group.done)]
+        return [replace(request, prefix=part.ids) for request, part in zip(fresh, group.done)]
 
     def generate(
         self, sampler: Sampler, requests: Sequence[Request], on_finish: OnFinish | None = None
@@ -189,12 +189,12 @@ class GroupMaker:
     def from_state(self, state: dict[str, Any]) -> StartedGroup:
         """The group that `group_to_state` saved, to continue generating."""
         done = tuple(
-            Completion(
-                tuple(part["tokens"]),
-                tuple(part["logprobs"]),
-                tuple(part["versions"]),
+            Completion.of(
+                part["tokens"],
+                part["logprobs"],
+                part["versions"],
                 StopReason(part["stop"]),
-                tuple(part.get("injected", ())),
+                part.get("injected", ()),
             )
             for part in state["responses"]
         )
@@ -217,11 +217,11 @@ def group_to_state(
         "progress": progress,
         "responses": [
             {
-                "tokens": list(part.tokens),
-                "logprobs": list(part.logprobs),
-                "versions": list(part.weight_versions),
+                "tokens": part.tokens.tolist(),
+                "logprobs": part.logprobs.tolist(),
+                "versions": part.weight_versions.tolist(),
                 "stop": part.stop.value,
-                "injected": list(part.injected),
+                "injected": part.injected.tolist() if part.injected.any() else [],
             }
             for part in responses
         ],
@@ -233,14 +233,13 @@ def completions_of(rollouts: Rollouts) -> list[Completion]:
     found = []
     for row, length in enumerate(rollouts.lengths.tolist()):
         stop = StopReason.EOS if rollouts.finished[row] else StopReason.LENGTH
-        injected = ~rollouts.sampled_mask[row, :length]
         found.append(
             Completion(
-                tuple(rollouts.tokens[row, :length].tolist()),
-                tuple(rollouts.sampler_logprobs[row, :length].tolist()),
-                tuple(rollouts.weight_version[row, :length].tolist()),
+                rollouts.tokens[row, :length],
+                rollouts.sampler_logprobs[row, :length],
+                rollouts.weight_version[row, :length],
                 StopReason.REPETITION if rollouts.looped[row] else stop,
-                tuple(injected.tolist()) if injected.any() else (),
+                ~rollouts.sampled_mask[row, :length],
             )
         )
     return found

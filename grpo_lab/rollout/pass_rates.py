@@ -263,10 +263,8 @@ def _sampled(
     if asked.kind == "answers":
         completions = sampling.truncation.generate(session, requests, tools_for(base.tokenizer))
     else:
-        put_in = tuple(True for _ in asked.phrase)
-        nothing = (0.0,) * len(asked.phrase), (0,) * len(asked.phrase)
         ends = session.generate([replace(request, prefix=asked.phrase) for request in requests])
-        completions = [Completion(asked.phrase, *nothing, end.stop, put_in).continued(end) for end in ends]
+        completions = [Completion.unsampled(asked.phrase, end.stop, injected=True).continued(end) for end in ends]
     rollouts = to_rollouts(problems, prompts, asked.samples, completions)
     texts = decode(base.tokenizer, rollouts)
     # A guess is judged by what it says first; the few tokens it may take need not hold an end.

@@ -71,7 +71,7 @@ class Rounds:
         if accepted < wanted:
             completions = self.maker.generate(self.sampler, requests, on_finish)
         else:
-            nothing = Completion((), (), (), StopReason.ABORTED)
+            nothing = Completion.unsampled((), StopReason.ABORTED)
             completions = [found.get(row, nothing) for row in range(len(requests))]
         self._count(started, completions)
         whole = [group.whole(completions[p * size : (p + 1) * size]) for p, group in enumerate(started)]
@@ -85,7 +85,7 @@ class Rounds:
         """Rows of leftover groups whose response had ended before the group was aborted; they need no generation."""
         size = self.maker.group_size
         return {
-            place * size + member: Completion((), (), (), part.stop)
+            place * size + member: Completion.unsampled((), part.stop)
             for place, group in enumerate(started)
             for member, part in enumerate(group.done)
             if part.stop is not StopReason.ABORTED
@@ -130,7 +130,7 @@ class Rounds:
                 [len(group.prompt) for group in groups],
                 [[len(part.tokens) for part in group.done] or [0] * size for group in groups],
                 [lengths[place * size : (place + 1) * size] for place in range(len(groups))],
-                sum(sum(completion.injected) for completion in completions),
+                sum(int(completion.injected.sum()) for completion in completions),
             )
         )
 

@@ -135,9 +135,9 @@ class StreamQueue(RolloutQueue):
         asked, part = self.maker.requests(growing.group)[member], growing.parts[member]
         if part is None:
             return self.maker.truncation.begins(asked, self.tools)
-        if not any(part.injected):
+        if not part.injected.any():
             asked = self.maker.truncation.begins(asked, self.tools)
-        return replace(asked, prefix=part.tokens)
+        return replace(asked, prefix=part.ids)
 
     def _settle(self, key: int, completion: Completion) -> None:
         """Record that a response ended, or continue it after the text that the truncation option injects."""
@@ -147,7 +147,7 @@ class StreamQueue(RolloutQueue):
         so_far = completion if part is None else part.continued(completion)
         growing.parts[member] = so_far
         asked = self.maker.requests(growing.group)[member]
-        put_in = None if any(so_far.injected) else self.maker.truncation.puts_in(asked, so_far, self.tools)
+        put_in = None if so_far.injected.any() else self.maker.truncation.puts_in(asked, so_far, self.tools)
         if put_in is not None:
             growing.parts[member] = so_far.continued(put_in)
             self.stream.add(key, self.request(key))
@@ -304,7 +304,7 @@ class LiveStream(StreamQueue):
 
     def part(self, key: int) -> Completion | None:
         held, drawn = super().part(key), self.partial.get(key)
-        if drawn is None or not drawn.tokens:
+        if drawn is None or not len(drawn.tokens):
             return held
         return drawn if held is None else held.continued(drawn)
 

@@ -76,7 +76,7 @@ def generate_each(
     }
     if put_in:
         found = [so_far.continued(put_in[p]) if p in put_in else so_far for p, so_far in enumerate(found)]
-        onward = [replace(requests[p], prefix=requests[p].prefix + found[p].tokens) for p in put_in]
+        onward = [replace(requests[p], prefix=requests[p].prefix + found[p].ids) for p in put_in]
         for place, further in zip(put_in, sampler.generate(onward)):
             found[place] = found[place].continued(further)
     return found
@@ -173,9 +173,8 @@ class Interrupt(Truncation):
     def puts_in(self, request: Request, so_far: Completion, tools: Tools) -> Completion | None:
         if so_far.stop is not StopReason.LENGTH or self._cut(request, tools) == request.params.max_tokens:
             return None
-        phrase, version = tools.encode(self.phrase), so_far.weight_versions[-1]
-        zeros, everywhere = (0.0,) * len(phrase), (True,) * len(phrase)
-        return Completion(phrase, zeros, (version,) * len(phrase), so_far.stop, everywhere)
+        version = int(so_far.weight_versions[-1])
+        return Completion.unsampled(tools.encode(self.phrase), so_far.stop, version, injected=True)
 
     def _cut(self, request: Request, tools: Tools) -> int:
         """After how many tokens to interrupt, by the noise key; the whole budget if phrase and token do not fit."""

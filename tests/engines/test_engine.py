@@ -47,10 +47,10 @@ def test_a_response_does_not_depend_on_its_neighbours_order_or_wave(tiny_base: P
     requests = requests_of(tiny_base)
     wide = Native(24, 1.0, 1.0, max_rows=512).open(tiny_base, FP32, CPU)
     narrow = Native(24, 1.0, 1.0, max_rows=7).open(tiny_base, FP32, CPU)
-    together = [c.tokens for c in wide.generate(requests)]
-    assert [c.tokens for c in narrow.generate(requests)] == together
-    assert [c.tokens for c in wide.generate(requests[::-1])][::-1] == together
-    assert [wide.generate([request])[0].tokens for request in requests[:6]] == together[:6]
+    together = [c.ids for c in wide.generate(requests)]
+    assert [c.ids for c in narrow.generate(requests)] == together
+    assert [c.ids for c in wide.generate(requests[::-1])][::-1] == together
+    assert [wide.generate([request])[0].ids for request in requests[:6]] == together[:6]
 
 
 @pytest.mark.extended
@@ -58,7 +58,7 @@ def test_in_fp32_at_least_999_of_1000_responses_ignore_their_neighbours(tiny_bas
     requests = requests_of(tiny_base, rows=3000)
     wide = Native(24, 1.0, 1.0, max_rows=3000).open(tiny_base, FP32, CPU).generate(requests)
     narrow = Native(24, 1.0, 1.0, max_rows=61).open(tiny_base, FP32, CPU).generate(requests[::-1])[::-1]
-    same = sum(a.tokens == b.tokens for a, b in zip(wide, narrow))
+    same = sum(a.ids == b.ids for a, b in zip(wide, narrow))
     assert same >= 0.999 * len(requests)
 
 
@@ -69,7 +69,7 @@ def test_in_float64_neighbours_move_no_logprob_beyond_rounding(tiny_base: Path) 
     requests = requests_of(tiny_base, rows=24)
     together = session.generate(requests)
     alone = [session.generate([request])[0] for request in requests]
-    assert [c.tokens for c in together] == [c.tokens for c in alone]
+    assert [c.ids for c in together] == [c.ids for c in alone]
     for a, b in zip(together, alone):
         assert_close(a.logprobs, b.logprobs, 1e-5, "RMSNorm rounds to fp32 inside, the rest is float64")
 
@@ -89,13 +89,13 @@ def test_responses_that_are_the_same_so_far_are_one_row_of_the_model(tiny_base: 
     session.model.register_forward_pre_hook(lambda *said: rows.append(len(said[2]["input_ids"])), with_kwargs=True)
     together = session.generate(requests)
     fed, sampled = sum(rows), sum(len(c.tokens) for c in together)
-    texts = {request.prompt + c.tokens[:end] for request, c in zip(requests, together) for end in range(len(c.tokens))}
+    texts = {request.prompt + c.ids[:end] for request, c in zip(requests, together) for end in range(len(c.tokens))}
     assert fed == len(texts) < sampled / 2, "each distinct beginning once"
     rows.clear()
     greedy = session.generate([request for request in requests if request.params.temperature == 0])
-    assert sum(rows) == sum(len(tokens) for tokens in {c.tokens for c in greedy})
+    assert sum(rows) == sum(len(tokens) for tokens in {c.ids for c in greedy})
     alone = [session.generate([request])[0] for request in requests]
-    assert [(c.tokens, c.stop) for c in together] == [(c.tokens, c.stop) for c in alone]
+    assert [(c.ids, c.stop) for c in together] == [(c.ids, c.stop) for c in alone]
     for one, other in zip(together, alone):
         assert_close(one.logprobs, other.logprobs, 2e-5, "rows beside it")
 
@@ -117,9 +117,9 @@ def test_a_wave_has_a_bounded_number_of_contexts_and_of_responses(tiny_base: Pat
 def test_different_noise_gives_different_text_and_the_same_noise_the_same(
     tiny_base: Path, session: NativeSession
 ) -> None:
-    first = [c.tokens for c in session.generate(requests_of(tiny_base))]
-    assert [c.tokens for c in session.generate(requests_of(tiny_base))] == first
-    assert [c.tokens for c in session.generate(requests_of(tiny_base, step=1))] != first
+    first = [c.ids for c in session.generate(requests_of(tiny_base))]
+    assert [c.ids for c in session.generate(requests_of(tiny_base))] == first
+    assert [c.ids for c in session.generate(requests_of(tiny_base, step=1))] != first
     assert len(set(first)) > 10
 
 
@@ -131,8 +131,8 @@ def test_finished_means_the_end_of_text_was_drawn_and_length_that_the_budget_was
     reasons = {c.stop for c in completions}
     assert reasons == {StopReason.EOS, StopReason.LENGTH}
     for c in completions:
-        assert (c.stop is StopReason.EOS) == (c.tokens[-1] == end)
-        assert end not in c.tokens[:-1]
+        assert (c.stop is StopReason.EOS) == (c.ids[-1] == end)
+        assert end not in c.ids[:-1]
         assert c.stop is StopReason.EOS or len(c.tokens) == 24
         assert len(c.tokens) == len(c.logprobs) == len(c.weight_versions)
 
@@ -150,8 +150,8 @@ def test_each_request_has_its_own_settings(tiny_base: Path, session: NativeSessi
     mixed = session.generate([plain, cold, brief])
     assert len(mixed[2].tokens) <= 3
     other_noise = Request(cold.prompt, NoiseKey(9, "y", 9, 9, 9), greedy)
-    assert session.generate([other_noise])[0].tokens == mixed[1].tokens, "greedy reads no noise"
-    assert session.generate([plain])[0].tokens == mixed[0].tokens
+    assert session.generate([other_noise])[0].ids == mixed[1].ids, "greedy reads no noise"
+    assert session.generate([plain])[0].ids == mixed[0].ids
 
 
 def test_a_prefix_is_continued_as_if_the_response_had_never_stopped(tiny_base: Path, session: NativeSession) -> None:
@@ -159,9 +159,9 @@ def test_a_prefix_is_continued_as_if_the_response_had_never_stopped(tiny_base: P
     whole = session.generate(requests)
     long = [i for i, c in enumerate(whole) if len(c.tokens) > 8]
     continued = session.generate(
-        [Request(requests[i].prompt, requests[i].noise, requests[i].params, whole[i].tokens[:5]) for i in long]
+        [Request(requests[i].prompt, requests[i].noise, requests[i].params, whole[i].ids[:5]) for i in long]
     )
-    assert [c.tokens for c in continued] == [whole[i].tokens[5:] for i in long]
+    assert [c.ids for c in continued] == [whole[i].ids[5:] for i in long]
     assert [c.stop for c in continued] == [whole[i].stop for i in long]
 
 
@@ -179,9 +179,9 @@ def test_an_abort_keeps_the_partial_response(tiny_base: Path) -> None:
     aborted = [c for c in partial if c.stop is StopReason.ABORTED]
     assert len(partial) == 48 and len(aborted) >= 40
     for kept, full in zip(partial, whole):
-        assert kept.tokens == full.tokens[: len(kept.tokens)]
+        assert kept.ids == full.ids[: len(kept.tokens)]
         assert kept.stop in (full.stop, StopReason.ABORTED)
-    assert any(c.tokens for c in aborted) and any(not c.tokens for c in aborted)
+    assert any(c.ids for c in aborted) and any(not c.ids for c in aborted)
 
 
 def test_updated_weights_are_used_and_their_version_is_on_every_token(tiny_base: Path, session: NativeSession) -> None:
@@ -193,9 +193,9 @@ def test_updated_weights_are_used_and_their_version_is_on_every_token(tiny_base:
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     session.update_weights(other.state_dict().items(), 7)
     after = session.generate(requests)
-    assert {v for c in before for v in c.weight_versions} == {0}
-    assert {v for c in after for v in c.weight_versions} == {7}
-    assert [c.tokens for c in after] != [c.tokens for c in before]
+    assert {v for c in before for v in c.weight_versions.tolist()} == {0}
+    assert {v for c in after for v in c.weight_versions.tolist()} == {7}
+    assert [c.ids for c in after] != [c.ids for c in before]
     for name, tensor in session.model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
 
@@ -268,9 +268,9 @@ def test_a_prefix_that_has_ended_gets_nothing_more(tiny_base: Path, session: Nat
     over = Request(base.prompt, base.noise, base.params, prefix=(5, 6, 7, 8, 9))
     ended = Request(base.prompt, base.noise, base.params, prefix=(5, end))
     completions = session.generate([full, base, over, ended])
-    nothing = Completion((), (), (), StopReason.LENGTH)
+    nothing = Completion.unsampled((), StopReason.LENGTH)
     assert completions[0] == completions[2] == nothing
-    assert completions[3] == Completion((), (), (), StopReason.EOS)
+    assert completions[3] == Completion.unsampled((), StopReason.EOS)
     assert completions[1] == session.generate([base])[0]
     assert session.generate([]) == [] and session.generate([full]) == [nothing]
 
@@ -280,7 +280,7 @@ def test_padding_drawn_within_a_response_stays_visible_to_the_verifier(tiny_base
     (end,) = stop_token_ids(tiny_base)
     ids = tokenizer("#33")["input_ids"]
     hidden = (ids[0], ids[1], tokenizer.pad_token_id, ids[2], end)
-    row = Completion(hidden, (0.0,) * 5, (0,) * 5, StopReason.EOS)
+    row = Completion.unsampled(hidden, StopReason.EOS)
     rollouts = to_rollouts((Problem(0, "", "33", 2),), ((2,),), 1, [row])
     (text,) = decode(tokenizer, rollouts)
     graders = (Strict(1.0, 0.0), ExactAnswer(1.0, 0.0))
@@ -311,7 +311,7 @@ def test_drawn_frequencies_follow_the_softmax(tiny_base: Path, session: NativeSe
     base = requests_of(tiny_base, 1)[0]
     one = SamplingParams(1, 1.0, 1.0)
     requests = [Request(base.prompt, NoiseKey(3, "frequency", 0, 0, n), one) for n in range(4096)]
-    drawn = torch.tensor([c.tokens[0] for c in session.generate(requests)])
+    drawn = torch.stack([c.tokens[0] for c in session.generate(requests)])
     with torch.no_grad():
         expected = session.model(torch.tensor([base.prompt])).logits[0, -1].softmax(-1)
     observed = torch.bincount(drawn, minlength=len(expected)) / len(drawn)
@@ -337,14 +337,14 @@ def test_left_padding_and_a_sliding_window_change_nothing(tmp_path: Path) -> Non
         session = NativeSession(model.eval(), frozenset({1}), 64)
         params = SamplingParams(16, 1.0, 1.0)
         requests = [Request(tuple(range(2, 4 + n % 5)), NoiseKey(0, "w", 0, n, 0), params) for n in range(20)]
-        together = [c.tokens for c in session.generate(requests)]
-        assert [session.generate([r])[0].tokens for r in requests] == together
+        together = [c.ids for c in session.generate(requests)]
+        assert [session.generate([r])[0].ids for r in requests] == together
         completions = session.generate(requests)
         for request, completion in zip(requests, completions):
-            ids = torch.tensor([request.prompt + completion.tokens])
+            ids = torch.tensor([request.prompt + completion.ids])
             with torch.no_grad():
                 whole = model(ids, use_cache=False).logits.log_softmax(-1)[0, len(request.prompt) - 1 : -1]
-            picked = whole.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
+            picked = whole.gather(1, completion.tokens[:, None]).squeeze(1)
             assert_close(completion.logprobs, picked, 1e-4, type(model).__name__)
 
 
@@ -381,7 +381,7 @@ def test_a_row_without_a_token_yet_is_read_beside_one_that_has_one(tiny_base: Pa
     while len(taken) < 2:
         taken |= dict(stream.take(wait=True))
     alone = [session.generate([request])[0] for request in requests]
-    assert [taken[key].tokens for key in range(2)] == [one.tokens for one in alone]
+    assert [taken[key].ids for key in range(2)] == [one.ids for one in alone]
 
 
 @pytest.mark.parametrize("look_every", [5, 1000])
@@ -393,7 +393,7 @@ def test_rows_that_end_unseen_say_what_they_said(tiny_base: Path, session: Nativ
     session.look_every = look_every
     later = session.generate(requests)
     assert {c.stop for c in at_once} == {StopReason.EOS, StopReason.LENGTH, StopReason.REPETITION}
-    assert [(c.tokens, c.stop) for c in later] == [(c.tokens, c.stop) for c in at_once]
+    assert [(c.ids, c.stop) for c in later] == [(c.ids, c.stop) for c in at_once]
     for one, other in zip(at_once, later):
         assert_close(other.logprobs, one.logprobs, 1e-5, "other neighbours")
 
@@ -411,7 +411,7 @@ def test_positions_end_where_the_context_does(tmp_path: Path) -> None:
         for length in (2, 5)
     ]
     together = session.generate(requests)
-    assert [c.tokens for c in together] == [session.generate([request])[0].tokens for request in requests]
+    assert [c.ids for c in together] == [session.generate([request])[0].ids for request in requests]
 
 
 def test_the_cache_in_blocks_holds_what_a_growing_one_does() -> None:
@@ -469,7 +469,7 @@ def test_decoding_in_tensors_of_fixed_shapes_says_the_same(tiny_base: Path, look
     kinds = [SamplingParams(24, 1.0, 1.0), SamplingParams(9, 0.7, 0.8), SamplingParams(1, 1.0, 1.0)]
     requests = [requests_of(tiny_base, 48, params)[row] for row, params in enumerate(kinds * 16)]
     one, other = plain.generate(requests), fixed.generate(requests)
-    assert [(c.tokens, c.stop) for c in other] == [(c.tokens, c.stop) for c in one]
+    assert [(c.ids, c.stop) for c in other] == [(c.ids, c.stop) for c in one]
     for ours, theirs in zip(other, one):
         assert_close(ours.logprobs, theirs.logprobs, 1e-5, "a mask instead of a shorter cache")
     heard: list[int] = []

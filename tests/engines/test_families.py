@@ -93,9 +93,9 @@ def test_a_recurrent_model_is_sampled_and_learnt_as_a_plain_forward_computes_it(
     assert not packing.prepare(learner), "a packed row would carry one sequence's state into the next"
     learnt, sampled = learner_logprobs(learner, requests, completions)
     for row, (request, completion) in enumerate(zip(requests, completions)):
-        tokens = torch.tensor(completion.tokens)
+        tokens = completion.tokens
         with torch.no_grad():
-            logits = plain(torch.tensor([[*request.prompt, *completion.tokens]]), use_cache=False).logits[0].float()
+            logits = plain(torch.tensor([[*request.prompt, *completion.ids]]), use_cache=False).logits[0].float()
         wanted = logits.log_softmax(-1)[len(request.prompt) - 1 : -1].gather(1, tokens[:, None]).squeeze(1)
         assert_close(sampled[row, : len(tokens)], wanted, 1e-4, f"sampler, row {row}")
         assert_close(learnt[row, : len(tokens)].detach(), wanted, 1e-4, f"learner, row {row}")

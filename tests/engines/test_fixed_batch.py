@@ -94,7 +94,7 @@ def test_fixed_steps_draw_what_plain_decoding_draws(
     fixed.fused = fixed.fused if fuses else None
     requests = requests_of(60, with_top_p if top_p else lambda kind: kind)
     expected, drawn = plain.generate(requests), fixed.generate(requests)
-    assert [(one.tokens, one.stop) for one in drawn] == [(one.tokens, one.stop) for one in expected]
+    assert [(one.ids, one.stop) for one in drawn] == [(one.ids, one.stop) for one in expected]
     for one, other in zip(drawn, expected):
         bound = 5e-5 if fuses else 1e-5  # transformers' RMSNorm rounds to fp32, the fused one does not
         assert_close(one.logprobs, other.logprobs, bound, "log-probs")
@@ -118,7 +118,7 @@ def test_attention_to_what_is_filled_draws_the_same(monkeypatch: pytest.MonkeyPa
     requests = requests_of(60)
     monkeypatch.setattr(native_fused, "shared_keys_attention", None)
     expected, drawn = plain.generate(requests), fixed.generate(requests)
-    assert [(one.tokens, one.stop) for one in drawn] == [(one.tokens, one.stop) for one in expected]
+    assert [(one.ids, one.stop) for one in drawn] == [(one.ids, one.stop) for one in expected]
     for one, other in zip(drawn, expected):
         assert_close(one.logprobs, other.logprobs, 5e-5, "log-probs")
 
@@ -147,11 +147,11 @@ def test_half_precision_masks_and_scores_agree_in_dtype() -> None:
     fixed.fused = None
     requests = requests_of(40)
     pairs = list(zip(plain.generate(requests), fixed.generate(requests)))
-    assert sum(one.tokens == other.tokens for one, other in pairs) >= 20, "others round a number across a boundary"
+    assert sum(one.ids == other.ids for one, other in pairs) >= 20, "others round a number across a boundary"
     gaps = [
         abs(left - right)
         for one, other in pairs
-        for token, drawn, left, right in zip(one.tokens[:3], other.tokens[:3], one.logprobs, other.logprobs)
+        for token, drawn, left, right in zip(one.ids[:3], other.ids[:3], one.logprobs, other.logprobs)
         if token == drawn
     ]
     assert len(gaps) > 80 and sum(gaps) / len(gaps) < 0.01
@@ -168,14 +168,14 @@ def test_steps_are_recorded_once_and_read_new_weights() -> None:
     for session in (plain, fixed):
         session.update_weights(other.items(), 1)
     for some in (requests, requests[:30:2], requests[::-1]):
-        assert [one.tokens for one in fixed.generate(some)] == [one.tokens for one in plain.generate(some)]
+        assert [one.ids for one in fixed.generate(some)] == [one.ids for one in plain.generate(some)]
     assert fixed.fixed_batches == [batch]
     assert all(batch.steps[size] is step for size, step in steps.items())
     for rows in (50, 60, 64):
         fixed.generate(requests_of(rows))
     assert [one.rows for one in fixed.fixed_batches] == [32, 64]
     longer = [Request((2,) * 200, one.noise, one.params) for one in requests]
-    assert [one.tokens for one in fixed.generate(longer)] == [one.tokens for one in plain.generate(longer)]
+    assert [one.ids for one in fixed.generate(longer)] == [one.ids for one in plain.generate(longer)]
     assert [(one.rows, one.room) for one in fixed.fixed_batches] == [(64, 192), (32, 384)]
     fixed.close()
     assert not fixed.fixed_batches

@@ -52,7 +52,7 @@ def responses(session: NativeSession) -> tuple[list[tuple[int, ...]], list[float
     params = SamplingParams(40, 1.0, 1.0)
     requests = [Request(tuple(range(2, 4 + row % 5)), NoiseKey(0, "fused", 0, row, 0), params) for row in range(16)]
     completions = session.generate(requests)
-    return [one.tokens for one in completions], [value for one in completions for value in one.logprobs]
+    return [one.ids for one in completions], [value for one in completions for value in one.logprobs.tolist()]
 
 
 def test_every_fused_family_is_compared() -> None:

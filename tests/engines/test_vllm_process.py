@@ -128,7 +128,7 @@ def gaps(
     scored, sampled = learner_logprobs(policy, requests, completions)
     picked = torch.zeros_like(sampled, dtype=torch.bool)
     for row, completion in enumerate(completions):
-        for place, version in enumerate(completion.weight_versions):
+        for place, version in enumerate(completion.weight_versions.tolist()):
             picked[row, place] = which(version)
     assert picked.any()
     return (scored - sampled).detach().abs()[picked]
@@ -218,7 +218,7 @@ def test_a_request_says_the_same_whatever_stands_around_it(session: VllmProcessS
     stream = session.open_stream()
     for key, request in enumerate(requests):
         stream.add(key, request)
-    assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in together]
+    assert [c.ids for c in in_order(take_all(stream))] == [c.ids for c in together]
 
 
 @pytest.mark.vllm
@@ -228,11 +228,11 @@ def test_greedy_is_the_argmax_and_a_prefix_is_continued(session: VllmProcessSess
     greedy = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
     whole = session.generate(greedy)
     native = Native(24, 1.0, 1.0, max_rows=64).open(tiny_base, FP32, CPU)
-    assert [c.tokens for c in native.generate(greedy)] == [c.tokens for c in whole]
+    assert [c.ids for c in native.generate(greedy)] == [c.ids for c in whole]
     stream = session.open_stream()
-    stream.add(3, replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]])))
+    stream.add(3, replace(requests[0], prefix=(*whole[0].ids, *[sorted(session.stop_ids)[0]])))
     assert stream.partial()[3].stop is StopReason.EOS
-    assert stream.take(wait=True) == [(3, Completion((), (), (), StopReason.EOS))]
+    assert stream.take(wait=True) == [(3, Completion.unsampled((), StopReason.EOS))]
 
 
 @pytest.mark.vllm
@@ -257,7 +257,7 @@ def test_an_interrupted_call_takes_its_requests_back(session: VllmProcessSession
     with pytest.raises(KeyboardInterrupt):
         session.generate(requests, interrupted)
     assert not session.rows and not session.broken
-    assert [c.tokens for c in session.generate(requests)] == [c.tokens for c in alone]
+    assert [c.ids for c in session.generate(requests)] == [c.ids for c in alone]
 
 
 @pytest.mark.vllm
@@ -290,10 +290,10 @@ def test_weights_are_swapped_under_what_is_in_flight(
     requests = long_requests(tiny_base, ROWS, 66)
     begun, completions = swapped_midway(session, policies, requests, 5, keeps_cache)
     for key, completion in enumerate(completions):
-        versions = list(completion.weight_versions)
+        versions = completion.weight_versions.tolist()
         assert versions == sorted(versions) and set(versions) == {1, 2}
         assert versions.count(1) >= len(begun[key].tokens)
-        assert completion.tokens[: len(begun[key].tokens)] == begun[key].tokens
+        assert completion.ids[: len(begun[key].tokens)] == begun[key].ids
     assert float(gaps(old, requests, completions, lambda version: version == 1).max()) < 1e-4
     assert float(gaps(old, requests, completions, lambda version: version == 2).mean()) > 1e-2
     after = gaps(new, requests, completions, lambda version: version == 2)
@@ -313,8 +313,8 @@ def test_what_had_no_token_at_a_swap_is_all_of_the_new_weights(
     """Twice as many as decode together: the second half waits, and shares its prompt with the first."""
     requests = long_requests(tiny_base, 2 * ROWS, 66)
     _, completions = swapped_midway(session, policies, requests, 2, keeps_cache=True)
-    assert all({1, 2} == set(completion.weight_versions) for completion in completions[:ROWS])
-    assert all({2} == set(completion.weight_versions) for completion in completions[ROWS:])
+    assert all({1, 2} == set(completion.weight_versions.tolist()) for completion in completions[:ROWS])
+    assert all({2} == set(completion.weight_versions.tolist()) for completion in completions[ROWS:])
     assert float(gaps(policies[1], requests[ROWS:], completions[ROWS:], lambda _: True).max()) < 1e-4
 
 
@@ -329,8 +329,8 @@ def test_evaluation_shares_the_engine_with_an_open_stream(
     for key, request in enumerate(requests[: ROWS // 2]):
         stream.add(key, request)
     wait_for_tokens(stream, 1, 1)
-    assert [c.tokens for c in session.generate(asked)] == [c.tokens for c in alone[1]]
-    assert [c.tokens for c in in_order(take_all(stream))] == [c.tokens for c in alone[0][: ROWS // 2]]
+    assert [c.ids for c in session.generate(asked)] == [c.ids for c in alone[1]]
+    assert [c.ids for c in in_order(take_all(stream))] == [c.ids for c in alone[0][: ROWS // 2]]
 
 
 @pytest.mark.vllm
@@ -349,13 +349,13 @@ def test_a_stream_is_drained_and_another_goes_on(
             break
     assert not stream.rows and not session.rows and kept.keys() == seen.keys()
     assert {completion.stop for completion in kept.values()} == {StopReason.ABORTED}
-    assert all(kept[key].tokens[: len(seen[key].tokens)] == seen[key].tokens for key in kept)
+    assert all(kept[key].ids[: len(seen[key].tokens)] == seen[key].ids for key in kept)
     session.update_weights(policies[1].state_dict().items(), 2)
     further = session.open_stream()
     for key, request in enumerate(requests):
-        further.add(key, replace(request, prefix=kept[key].tokens))
+        further.add(key, replace(request, prefix=kept[key].ids))
     whole = [kept[key].continued(completion) for key, completion in enumerate(in_order(take_all(further)))]
-    assert all(len(one.tokens) == 60 or one.tokens[-1] in session.stop_ids for one in whole)
+    assert all(len(one.tokens) == 60 or one.ids[-1] in session.stop_ids for one in whole)
     assert float(gaps(policies[0], requests, whole, lambda version: version == 1).max()) < 1e-4
     assert float(gaps(policies[1], requests, whole, lambda version: version == 2).max()) < 1e-4
 
@@ -365,7 +365,7 @@ def test_a_prompt_beyond_the_context_leaves_nothing_behind(session: VllmProcessS
     first, last = requests_of(tiny_base, rows=2)
     with pytest.raises(EngineFailure, match="128"):
         session.generate([first, replace(last, prompt=last.prompt * 100)])
-    assert not session.rows and session.generate([first])[0].tokens
+    assert not session.rows and session.generate([first])[0].ids
 
 
 @pytest.mark.vllm
@@ -484,7 +484,7 @@ def test_the_engine_answers_after_a_ctrl_c(session: VllmProcessSession, tiny_bas
     os.kill(session.process.pid, signal.SIGINT)
     time.sleep(1.0)
     assert session.process.is_alive()
-    assert all(completion.tokens for completion in session.generate(requests_of(tiny_base)))
+    assert all(completion.ids for completion in session.generate(requests_of(tiny_base)))
 
 
 def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:

@@ -76,7 +76,7 @@ class MadeUp(EngineSession):
         self.calls += 1
         self.asked += requests
         texts = [self.whole(request.noise)[len(request.prefix) :] for request in requests]
-        results = [None if text else Completion((), (), (), StopReason.EOS) for text in texts]
+        results = [None if text else Completion.unsampled((), StopReason.EOS) for text in texts]
         aborted: set[int] = set()
         for time in range(1, max(map(len, texts), default=0) + 1):
             alive = [row for row, result in enumerate(results) if result is None]
@@ -88,7 +88,7 @@ class MadeUp(EngineSession):
         return results
 
     def _part(self, text: tuple[int, ...], stop: StopReason) -> Completion:
-        return Completion(text, (-1.0,) * len(text), (self.version,) * len(text), stop)
+        return Completion.of(text, (-1.0,) * len(text), (self.version,) * len(text), stop)
 
 
 @dataclass
@@ -501,7 +501,7 @@ def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, 
         completions = generate(self, requests, on_finish)
         for request, completion in zip(requests, completions):
             key = request.noise
-            if key.stream == "train" and completion.tokens:
+            if key.stream == "train" and completion.ids:
                 prompts[key.step, key.problem] = len(request.prompt)
                 responses.add((key.step, key.problem, key.response))
                 tokens[0] += len(completion.tokens)

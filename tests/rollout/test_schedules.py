@@ -189,15 +189,15 @@ def pieces(state: RunState, run: RunConfig, keeps_cache: bool) -> tuple[torch.Te
     assert len(rows) >= 3
     gaps = {"old": [], "new": []}
     for key, completion in found.items():
-        late = torch.tensor(completion.weight_versions) == 1
+        late = completion.weight_versions == 1
         assert late.tolist() == [place >= 6 for place in range(len(late))]
         prompt = asked(run, state)[key].prompt
-        ids = torch.tensor([prompt + completion.tokens])
+        ids = torch.tensor([prompt + completion.ids])
         for name, model in (("old", old), ("new", state.learner)):
             with torch.no_grad():
                 scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             picked = scores.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
-            gaps[name].append((picked - torch.tensor(completion.logprobs)).abs()[late])
+            gaps[name].append((picked - completion.logprobs).abs()[late])
     return torch.cat(gaps["old"]), torch.cat(gaps["new"])
 
 
@@ -308,8 +308,8 @@ def test_a_group_written_down_is_read_whole(opened) -> None:
     """Every field of a response, what was put into it and the versions of its tokens too."""
     _, _, queue = opened()
     whole = [
-        Completion((5, 6, 7), (-0.5, 0.0, -0.25), (1, 1, 2), StopReason.ABORTED, (False, True, False)),
-        Completion((8,), (-1.0,), (2,), StopReason.EOS),
+        Completion.of((5, 6, 7), (-0.5, 0.0, -0.25), (1, 1, 2), StopReason.ABORTED, (False, True, False)),
+        Completion.of((8,), (-1.0,), (2,), StopReason.EOS),
     ]
     left = group_to_state(3, 7, 0.5, whole)
     group = queue.maker.from_state(left)
@@ -318,7 +318,7 @@ def test_a_group_written_down_is_read_whole(opened) -> None:
     put_in = rollouts.sampled_mask.clone()
     put_in[0, 1] = False
     first, second = completions_of(replace(rollouts, sampled_mask=put_in))
-    assert (first.injected, second.injected) == ((False, True, False), ()), "nothing where nothing was put in"
+    assert (first.injected.tolist(), second.injected.tolist()) == ([False, True, False], [False])
 
 
 @pytest.mark.extended

@@ -35,7 +35,7 @@ def check_agreement(session: EngineSession, base: Path, temperature: float) -> N
     assert float((scored - sampled).detach().abs().max()) < 1e-4
     assert {completion.stop for completion in completions} <= {StopReason.EOS, StopReason.LENGTH}
     for completion in completions:
-        assert (completion.tokens[-1] in session.stop_ids) == (completion.stop is StopReason.EOS)
+        assert (completion.ids[-1] in session.stop_ids) == (completion.stop is StopReason.EOS)
         assert len(completion.tokens) == len(completion.logprobs) == len(completion.weight_versions) <= 24
 
 
@@ -43,9 +43,9 @@ def check_neighbours(session: EngineSession, base: Path) -> list[Completion]:
     """A request says the same whatever stands around it; returns what 48 of them say."""
     requests = requests_of(base, rows=48)
     together = session.generate(requests)
-    assert [c.tokens for c in session.generate(requests[::-1])][::-1] == [c.tokens for c in together]
-    assert session.generate(requests[5:6])[0].tokens == together[5].tokens
-    assert len({c.tokens for c in together}) > 10, "seeds differ"
+    assert [c.ids for c in session.generate(requests[::-1])][::-1] == [c.ids for c in together]
+    assert session.generate(requests[5:6])[0].ids == together[5].ids
+    assert len({c.ids for c in together}) > 10, "seeds differ"
     return together
 
 
@@ -54,11 +54,11 @@ def check_prefixes(session: EngineSession, base: Path) -> None:
     requests = requests_of(base, rows=16)
     greedy = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
     whole = session.generate(greedy)
-    cut = [replace(r, prefix=c.tokens[:3]) for r, c in zip(greedy, whole) if len(c.tokens) > 3]
+    cut = [replace(r, prefix=c.ids[:3]) for r, c in zip(greedy, whole) if len(c.tokens) > 3]
     ends = session.generate(cut)
-    assert [r.prefix + c.tokens for r, c in zip(cut, ends)] == [c.tokens for c in whole if len(c.tokens) > 3]
-    over = replace(requests[0], prefix=(*whole[0].tokens, *[sorted(session.stop_ids)[0]]))
-    spent = replace(requests[0], prefix=whole[0].tokens[:2], params=replace(requests[0].params, max_tokens=2))
+    assert [r.prefix + c.ids for r, c in zip(cut, ends)] == [c.ids for c in whole if len(c.tokens) > 3]
+    over = replace(requests[0], prefix=(*whole[0].ids, *[sorted(session.stop_ids)[0]]))
+    spent = replace(requests[0], prefix=whole[0].ids[:2], params=replace(requests[0].params, max_tokens=2))
     assert [c.stop for c in session.generate([over, spent])] == [StopReason.EOS, StopReason.LENGTH]
 
 
@@ -73,10 +73,10 @@ def check_new_weights(session: EngineSession, base: Path) -> None:
                 parameter.mul_(1.1)
         session.update_weights(learner.state_dict().items(), version)
         completions = session.generate(requests)
-        assert set(completions[0].weight_versions) == {version}
+        assert set(completions[0].weight_versions.tolist()) == {version}
         scored, sampled = learner_logprobs(learner, requests, completions)
         assert float((scored - sampled).detach().abs().max()) < 1e-4
-        assert [c.tokens for c in completions] != [c.tokens for c in before]
+        assert [c.ids for c in completions] != [c.ids for c in before]
 
 
 def check_headless_weights(session: EngineSession, base: Path) -> None:
@@ -94,7 +94,7 @@ def check_other_weights(session: EngineSession, base: Path) -> None:
     """Weights of another model are refused and change nothing."""
     with pytest.raises(ValueError, match="load both from one folder"):
         session.update_weights([("nothing.weight", torch.zeros(1))], 1)
-    assert {v for c in session.generate(requests_of(base, rows=8)) for v in c.weight_versions} == {0}
+    assert {v for c in session.generate(requests_of(base, rows=8)) for v in c.weight_versions.tolist()} == {0}
 
 
 def check_watcher(session: EngineSession, base: Path) -> None:
@@ -109,9 +109,9 @@ def check_watcher(session: EngineSession, base: Path) -> None:
     raced = session.generate(requests, on_finish)
     aborted = [row for row, c in enumerate(raced) if c.stop is StopReason.ABORTED]
     assert sorted(ended + aborted) == list(range(24)) and len(ended) == 5
-    assert any(raced[row].tokens for row in aborted)
+    assert any(raced[row].ids for row in aborted)
     for row, completion in enumerate(raced):
-        assert completion.tokens == alone[row].tokens[: len(completion.tokens)]
+        assert completion.ids == alone[row].ids[: len(completion.tokens)]
         assert len(completion.logprobs) == len(completion.tokens)
 
 
@@ -126,7 +126,7 @@ def check_sure_stop(session: EngineSession, base: Path) -> None:
         runs = [end for end in range(4, len(sure) + 1) if all(sure[end - 4 : end])]
         if runs and runs[0] < len(sure):
             stopped += 1
-            assert one.stop is StopReason.REPETITION and one.tokens == other.tokens[: runs[0]]
+            assert one.stop is StopReason.REPETITION and one.ids == other.ids[: runs[0]]
         elif not runs:
-            assert one.tokens == other.tokens and one.stop is other.stop
+            assert one.ids == other.ids and one.stop is other.stop
     assert stopped > 3

@@ -624,7 +624,7 @@ def test_ctrl_c_reaches_the_parent_alone(parent: Parent) -> None:
 def test_what_the_grader_failed_on_is_out_of_statistics_and_loss() -> None:
     problems = (asked("72"), asked(r"\frac{"))
     texts = [r"\boxed{72.0}", r"\boxed{71}", _box(FOREVER), "72", r"\boxed{1}", r"\boxed{2}", "none", r"\boxed{3}"]
-    completion = Completion((0,), (0.0,), (0,), StopReason.EOS)
+    completion = Completion.unsampled((0,), StopReason.EOS)
     rollouts = to_rollouts(problems, ((0,), (0,)), 4, [completion] * 8)
     reward = MathVerify(1.0, -1.0, Reading.strict, seconds=2.0, workers=2)
     graded = grade(rollouts, texts, reward, [])

@@ -649,7 +649,7 @@ def test_it_knows_the_capital_of_france_and_answers_as_in_llama_cpp(
     for question, (tokens, logprobs) in LLAMA_CPP.items():
         request = request_of(tokenizer, question, SamplingParams(24, 0.0, 1.0))
         (completion,) = session.generate([request])
-        assert list(completion.tokens) == tokens
+        assert completion.tokens.tolist() == tokens
         ids = torch.tensor([[*request.prompt, *tokens]])
         with torch.no_grad():
             predicted = session.model(ids).logits[0, len(request.prompt) - 1 : -1].log_softmax(-1)
@@ -657,7 +657,7 @@ def test_it_knows_the_capital_of_france_and_answers_as_in_llama_cpp(
         assert (ours - torch.tensor(logprobs)).abs().max() < 1e-3, "it computes silu and softmax less exactly"
     (answer,) = session.generate([request_of(tokenizer, FRANCE, SamplingParams(24, 0.0, 1.0))])
     assert answer.stop is StopReason.EOS and answer.tokens[-1] == 2
-    assert tokenizer.decode(answer.tokens[:-1]) == "The capital of France is Paris."
+    assert tokenizer.decode(answer.ids[:-1]) == "The capital of France is Paris."
 
 
 @pytest.mark.extended
@@ -669,14 +669,14 @@ def test_sampler_learner_and_transformers_give_the_same_logprobs(
     requests = [request_of(tokenizer, question, params, n) for n, question in enumerate(questions * 2)]
     session = Native(12, 1.0, 1.0, max_rows=8).open(folder, FP32, CPU)
     completions = session.generate(requests)
-    assert len({completion.tokens for completion in completions}) == 4
+    assert len({completion.ids for completion in completions}) == 4
     scored, sampled = learner_logprobs(folder, requests, completions)
     assert sampled.abs().max() > 0.1 and (scored - sampled).abs().max() < 1e-4
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for row, (request, completion) in enumerate(zip(requests, completions)):
-        ids = torch.tensor([[*request.prompt, *completion.tokens]])
+        ids = torch.tensor([[*request.prompt, *completion.ids]])
         with torch.no_grad():
             predicted = plain(ids).logits[0, len(request.prompt) - 1 : -1].log_softmax(-1)
         length = len(completion.tokens)
-        ours = predicted[range(length), list(completion.tokens)]
+        ours = predicted[range(length), completion.tokens]
         assert (ours - sampled[row, :length]).abs().max() < 1e-4

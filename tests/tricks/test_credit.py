@@ -617,7 +617,7 @@ class TableSession(EngineSession):
                 stop = StopReason.EOS
                 break
         drawn = tuple(tokens[begun:])
-        return Completion(drawn, (0.0,) * len(drawn), (0,) * len(drawn), stop)
+        return Completion.unsampled(drawn, stop)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         raise AssertionError("the table does not learn")
@@ -656,7 +656,7 @@ class World:
         ids, size = self.ids, len(responses) // len(self.problems)
         said = [[ids["<eos>" if symbol == "." else symbol] for symbol in response] for response in responses]
         how = {True: StopReason.EOS, False: StopReason.LENGTH}
-        completions = [Completion(tuple(t), (0.0,) * len(t), (0,) * len(t), how[t[-1] == ids["<eos>"]]) for t in said]
+        completions = [Completion.unsampled(t, how[t[-1] == ids["<eos>"]]) for t in said]
         rollouts = to_rollouts(self.problems, [(ids["?"],)] * len(self.problems), size, completions)
         return rollouts, grade(rollouts, decode(self.state.tokenizer, rollouts), self.run.reward, [])
 

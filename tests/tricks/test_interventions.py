@@ -71,16 +71,16 @@ def test_an_interrupted_response_is_the_same_up_to_its_cut_then_the_phrase_then_
     forced, free = both_ways(tiny_base, session)
     cuts = []
     for with_it, without in zip(forced, free):
-        if not any(with_it.injected):
+        if not with_it.injected.any():
             # Ended before its turn came: round(.5 * 24) = 12 is the first token after which one can be interrupted.
-            assert with_it.tokens == without.tokens and with_it.stop is StopReason.EOS
+            assert with_it.ids == without.ids and with_it.stop is StopReason.EOS
             continue
-        (cut,) = [place for place, put_in in enumerate(with_it.injected) if put_in]
+        (cut,) = [place for place, put_in in enumerate(with_it.injected.tolist()) if put_in]
         cuts.append(cut)
-        assert with_it.tokens[:cut] == without.tokens[:cut] and len(without.tokens) >= cut
-        assert with_it.tokens[cut] == mark and with_it.logprobs[cut] == 0.0
+        assert with_it.ids[:cut] == without.ids[:cut] and len(without.tokens) >= cut
+        assert with_it.ids[cut] == mark and with_it.logprobs[cut] == 0.0
         assert len(with_it.tokens) > cut + 1 and len(with_it.tokens) <= BUDGET
-        assert len(with_it.tokens) == len(with_it.logprobs) == len(with_it.weight_versions) == len(with_it.sampled)
+        assert len(with_it.tokens) == len(with_it.logprobs) == len(with_it.weight_versions) == len(with_it.injected)
     # .5 and .75 of 24 are 12 and 18, both included; 60 responses and more leave none of the seven out.
     assert len(cuts) > 60 and set(cuts) == set(range(12, 19))
 
@@ -91,7 +91,7 @@ def test_cuts_are_of_each_responses_own_noise(tiny_base: Path, session: NativeSe
     alone = []
     for request in requests_of(tiny_base, 192)[:24]:
         alone += INTERRUPT.generate(session, [request], tools_for(AutoTokenizer.from_pretrained(tiny_base)))
-    assert [c.tokens for c in alone] == [c.tokens for c in forced[:24]]
+    assert [c.ids for c in alone] == [c.ids for c in forced[:24]]
 
 
 def test_the_learner_gives_sampled_tokens_the_samplers_logprobs_behind_an_injected_phrase_too(
@@ -146,7 +146,7 @@ def test_the_answer_behind_the_mark_is_what_is_graded(tiny_base: Path) -> None:
         number = len(tokens) + 1 + len(drawn)
         injected = (False,) * len(tokens) + (True,) + (False,) * len(drawn)
         stop = StopReason.EOS if ends else StopReason.LENGTH
-        return Completion(tokens + encode("#") + drawn, (0.0,) * number, (0,) * number, stop, injected)
+        return Completion.of(tokens + encode("#") + drawn, (0.0,) * number, (0,) * number, stop, injected)
 
     answers = [
         forced("3+4=", "7", True),
@@ -172,14 +172,14 @@ def test_a_budget_without_room_for_phrase_and_token_is_left_alone(tiny_base: Pat
     # Cuts of 12 to 18; a phrase of 11 tokens leaves 24 - 11 = 13, so that only a cut of 12 has room for one token more.
     long = replace(INTERRUPT, phrase="#" * 11)
     forced, free = both_ways(tiny_base, session, long)
-    touched = [c for c in forced if any(c.injected)]
-    assert touched and all(c.injected.index(True) == 12 and len(c.tokens) == 24 for c in touched)
+    touched = [c for c in forced if c.injected.any()]
+    assert touched and all(c.injected.tolist().index(True) == 12 and len(c.tokens) == 24 for c in touched)
     assert all(sum(c.injected) == 11 and c.stop in (StopReason.LENGTH, StopReason.EOS) for c in touched)
     for with_it, without in zip(forced, free):
-        if not any(with_it.injected):
+        if not with_it.injected.any():
             assert with_it == without, "not even one token earlier"
     none, free = both_ways(tiny_base, session, replace(INTERRUPT, phrase="#" * 12))
-    assert [c.tokens for c in none] == [c.tokens for c in free] and not any(any(c.injected) for c in none)
+    assert [c.ids for c in none] == [c.ids for c in free] and not any(c.injected.any() for c in none)
 
 
 def test_interruption_ends_what_the_budget_would_have_cut(tiny_base: Path, session: NativeSession) -> None:
@@ -205,7 +205,7 @@ def test_only_the_training_protocol_interrupts_in_evaluation(tiny_base: Path, ma
 # --- loops --------------------------------------------------------------------------------------------------
 
 
-def sure_end(logprobs: tuple[float, ...], patience: int, probability: float) -> int | None:
+def sure_end(logprobs: list[float], patience: int, probability: float) -> int | None:
     """After how many tokens a run of `patience` sure ones is complete, by counting; None where none ever is."""
     streak = 0
     for place, logprob in enumerate(logprobs):
@@ -225,12 +225,12 @@ def test_a_loop_stops_exactly_where_the_run_of_sure_tokens_is_complete(
     stopped, free = stopping.generate(session, requests, tools), session.generate(requests)
     seen = set()
     for now, before in zip(stopped, free):
-        end = sure_end(before.logprobs, patience, probability)
+        end = sure_end(before.logprobs.tolist(), patience, probability)
         if end is None or (end == len(before.tokens) and before.stop is StopReason.EOS):
-            assert now.tokens == before.tokens and now.stop is before.stop, "its own end of text comes first"
+            assert now.ids == before.ids and now.stop is before.stop, "its own end of text comes first"
             seen.add("went on" if end is None else "ended on that token")
         else:
-            assert now.tokens == before.tokens[:end] and now.stop is StopReason.REPETITION
+            assert now.ids == before.ids[:end] and now.stop is StopReason.REPETITION
             seen.add("stopped")
     assert "stopped" in seen and (share > 0.2 or len(seen) > 1)
     rollouts = rollouts_of(tiny_base, stopped)
@@ -246,7 +246,7 @@ def test_a_stream_says_what_a_batch_says(tiny_base: Path, session: NativeSession
     tools = tools_for(AutoTokenizer.from_pretrained(tiny_base))
     plain = requests_of(tiny_base, 48)
     begun = [
-        replace(request, prefix=part.tokens[:5])
+        replace(request, prefix=part.ids[:5])
         for request, part in zip(plain, session.generate(plain))
         if len(part.tokens) > 5
     ]
@@ -258,7 +258,7 @@ def test_a_stream_says_what_a_batch_says(tiny_base: Path, session: NativeSession
             stream.add(key, request)
         while stream.busy:
             found |= dict(stream.take(wait=True))
-        assert len(begun) > 20 and [found[key].tokens for key in range(len(requests))] == [c.tokens for c in expected]
+        assert len(begun) > 20 and [found[key].ids for key in range(len(requests))] == [c.ids for c in expected]
         assert [found[key].stop for key in range(len(requests))] == [c.stop for c in expected]
     assert StopReason.REPETITION in {c.stop for c in expected}
 
@@ -270,7 +270,7 @@ def test_the_end_of_text_wins_over_a_loop_on_the_same_token(tiny_base: Path, ses
     requests = requests_of(tiny_base, 96)
     whole = session.generate(requests)
     ended = [(request, c) for request, c in zip(requests, whole) if c.stop is StopReason.EOS]
-    last = [replace(request, prefix=c.tokens[:-1]) for request, c in ended]  # all but the end of text is there
+    last = [replace(request, prefix=c.ids[:-1]) for request, c in ended]  # all but the end of text is there
     found = barely.generate(session, last, tools)
     assert len(found) > 20 and {c.stop for c in found} == {StopReason.EOS} and {len(c.tokens) for c in found} == {1}
     assert {c.stop for c in barely.generate(session, requests, tools)} == {StopReason.REPETITION}

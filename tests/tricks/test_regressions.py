@@ -392,8 +392,8 @@ def test_padding_is_not_counted_and_the_end_of_text_is() -> None:
     """verl #3805 counted padding after a response; TRL's completion mask ends with the first end of text."""
     problems = [Problem(7, "q", "a", 1)]
     completions = [
-        Completion((4, 2), (-0.1, -0.2), (0, 0), StopReason.EOS),  # 2 is the end of text
-        Completion((4, 5, 6, 8), (-0.1,) * 4, (0,) * 4, StopReason.LENGTH),
+        Completion.of((4, 2), (-0.1, -0.2), (0, 0), StopReason.EOS),  # 2 is the end of text
+        Completion.of((4, 5, 6, 8), (-0.1,) * 4, (0,) * 4, StopReason.LENGTH),
     ]
     rollouts = to_rollouts(problems, [(1,)], 2, completions)
     assert rollouts.lengths.tolist() == [2, 4]
