@@ -98,10 +98,10 @@ def _panel(axes: Axes, numbers: pd.DataFrame, arms: int, colour: str) -> None:
 
 def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str:
     means = numbers[numbers["part"] == "mean"]
-    withheld = (means["low"].isna() & (means["n"] >= FOR_INTERVAL)).any()
+    hollow = (means["low"].isna() & (means["n"] >= FOR_INTERVAL)).any()
     return sentences({
         f"Final values at {finals.at}.{finals.over_bases}": True,
-        "Hollow: the interval is not reported.": withheld,
+        "Hollow: the interval is not reported.": hollow,
         "Arrow: the predicted direction.": numbers["predicted"].any(),
         f"Nothing was declared: {data.control} is the sweep's first arm.": data.design is None,
     })  # fmt: skip

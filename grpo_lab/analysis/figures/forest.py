@@ -181,10 +181,10 @@ def _entries(effects: pd.DataFrame, band: bool, ladder: bool) -> list[Entry]:
         entries.append((line, "training reward (correctness)"))
     if band:
         entries.append((Patch(color=GREY, alpha=0.15, linewidth=0), "too small to be found"))
-    apart = set(effects["disagreement"])
-    if "resolved" in apart:
+    signs = set(effects["disagreement"])
+    if "resolved" in signs:
         entries.append((Patch(color=VERMILLION, alpha=_TINT, linewidth=0), "opposite signs, each interval excludes 0"))
-    if "within noise" in apart:
+    if "within noise" in signs:
         mark = Line2D([], [], marker="s", linestyle="", color=VERMILLION, alpha=_TINT, markeredgewidth=0)
         entries.append((mark, "opposite signs, within noise"))
     return entries

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette, which the colour-blind tell apart.
+# Okabe and Ito's palette, distinct also for the colour-blind.
 BLACK, BLUE, GREEN, VERMILLION = "#000000", "#0072B2", "#009E73", "#D55E00"
 PURPLE, ORANGE, SKY, BROWN = "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31"
 GREY, FAINT = "#606060", "#C4C4C4"
