@@ -167,7 +167,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
     say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
     if arguments.memory_gib is not None or arguments.gpus != 1 or _on_gpu(run.device):
         say("", _memory_and_time(run, arguments.memory_gib, arguments.gpus), sep="\n")
-    if not run.question_filter.touches_nothing:
+    if not run.question_filter.is_no_op:
         from grpo_lab.run.training_problems import read_questions
 
         say("", *read_questions(run.question_settings).notes(), sep="\n")
@@ -280,7 +280,7 @@ def measure_pass_rates(arguments: argparse.Namespace) -> None:
     from grpo_lab.run.training_problems import pass_rates_text, training_problems
 
     run = to_run(config)
-    if run.pass_rate.touches_nothing:
+    if run.pass_rate.is_no_op:
         raise ValueError("pass_rate=none measures nothing: choose another option, or leave it out")
     check_compatible(run)
     with remedied("pass_rate"):

@@ -29,7 +29,8 @@ from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Task
 from grpo_lab.tracking.activity import Activity, doing
 from grpo_lab.tracking.files import follow_umask, write_json
-from grpo_lab.tracking.metrics import is_touched
+from grpo_lab.tracking.metrics import is_active_fraction
+from grpo_lab.tracking.renames import with_metric_names
 from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
 from grpo_lab.tricks.denominator import Survivors
 from grpo_lab.tricks.sft import FineTuning, Sft
@@ -51,9 +52,9 @@ class Start:
     seconds: float
 
     @property
-    def touched(self) -> dict[str, float]:
+    def active(self) -> dict[str, float]:
         """What every step logs: the share of the chosen problems that gave an answer to learn."""
-        return {name: value for name, value in self.metrics.items() if is_touched(name)}
+        return {name: value for name, value in self.metrics.items() if is_active_fraction(name)}
 
     @property
     def clock(self) -> dict[str, float]:
@@ -136,7 +137,7 @@ def fine_tuned(
             f"{own} was fine-tuned from the weights {made['base']}, and the model has {weights} now: give back the "
             "model it had, or move the run's folder away"
         )
-    return Start(own, Ledger(**made["ledger"]), made["metrics"], made["seconds"])
+    return Start(own, Ledger(**made["ledger"]), with_metric_names(made["metrics"]), made["seconds"])
 
 
 def _answers(
@@ -177,7 +178,7 @@ def _answers(
     return found, metrics | {
         "sft/answers": float(len(found)),
         "sft/length": sum(len(answer.completion.tokens) for answer in found) / len(found),
-        "touched/sft": len({answer.problem.id for answer in found}) / len(asked),
+        "active_fraction/sft": len({answer.problem.id for answer in found}) / len(asked),
     }
 
 

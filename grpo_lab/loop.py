@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.explain import explain, inert_lines
+from grpo_lab.config.explain import explain, no_op_lines
 from grpo_lab.config.rules import broken_rules, check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
-from grpo_lab.learner.step_metrics import TOUCHING_AXES, FinishedStep, inert_axes, rollout_table, step_metrics
-from grpo_lab.learner.update import estimate_advantages, make_inputs, read_policies, train_on
+from grpo_lab.learner.step_metrics import MEASURED_AXES, FinishedStep, no_op_axes, rollout_table, step_metrics
+from grpo_lab.learner.update import compute_logprobs, estimate_advantages, make_inputs, train_on
 from grpo_lab.rollout.continuations import Continuations
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
@@ -86,7 +86,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             batch = queue.take()
         with clock("logprobs"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
-            before = read_policies(run.logprob_tricks, state, batch.filtered, batch.rollouts)
+            before = compute_logprobs(run.logprob_tricks, state, batch.filtered, batch.rollouts)
         with clock("credit"):
             # 8 advantages
             ends = Continuations(
@@ -97,12 +97,12 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             # 9 batch
             inputs = make_inputs(run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
             # 10 minibatches: loss, backward, step
-            tally = train_on(run.update_settings, state, inputs, before, advantages)
+            accumulator = train_on(run.update_settings, state, inputs, before, advantages)
         with clock("sync"):
             # 11 sync weights
             sync_sampler(run.sync_settings, state, queue)
         # 12 log, evaluate, save
-        step = FinishedStep(batch, before, advantages, inputs, tally)
+        step = FinishedStep(batch, before, advantages, inputs, accumulator)
         table = partial(rollout_table, state.tokenizer, step)
         metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.teacher)
         recorder.record(state, queue, clock, metrics, table, batch.version)
@@ -240,11 +240,11 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
                 say(f"resuming after step {state.ledger.steps} from {newest}")
             with saved_if_stopped(state, queue, recorder, folder):
                 train(run, state, queue, recorder)
-            options = {axis: getattr(run, axis) for axis in TOUCHING_AXES}
-            inert = inert_axes(options, broken_rules(run).idle_axes, recorder.touched)
-            done = summarise(log, state.ledger, inert, described, recorder.warnings, run.checkpoint.best)
+            options = {axis: getattr(run, axis) for axis in MEASURED_AXES}
+            no_ops = no_op_axes(options, broken_rules(run).no_op_axes, recorder.active)
+            done = summarise(log, state.ledger, no_ops, described, recorder.warnings, run.checkpoint.best)
             log.mark_done(done)
-        for line in inert_lines(inert, choices):
-            say(line, "inert")
+        for line in no_op_lines(no_ops, choices):
+            say(line, "no_ops")
         say(verdict(folder, done))
     return folder

@@ -367,7 +367,7 @@ def _conf(context: Context, rest: list[str]) -> Interval:
 
 
 def _judged(context: Context, rest: list[str]) -> Interval:
-    return _number([one.word for one in judgements_of(context.sweep)].count(" ".join(rest)))
+    return _number([one.verdict for one in judgements_of(context.sweep)].count(" ".join(rest)))
 
 
 def _predictions(context: Context, rest: list[str]) -> Interval:
@@ -385,8 +385,8 @@ def _margin(context: Context, rest: list[str]) -> Interval:
         if ((one.prediction.level, one.prediction.arm), one.prediction.metric) == (place, wanted)
         and (one.prediction.direction is Direction.within or word == "within_the_margin")
     )
-    if found.word != word.replace("_", " ") or found.margin is None:
-        raise ValueError(f"the prediction on {arm} is {found.word}, not {word}")
+    if found.verdict != word.replace("_", " ") or found.margin is None:
+        raise ValueError(f"the prediction on {arm} is {found.verdict}, not {word}")
     return _number(found.margin)
 
 

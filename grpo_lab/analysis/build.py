@@ -170,7 +170,7 @@ def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str
             {
                 **asdict(judgement.prediction),
                 "direction": judgement.prediction.direction.value,
-                "word": judgement.word,
+                "verdict": judgement.verdict,
                 "n_pairs": judgement.difference.n,
                 "p": _number(judgement.p),
                 "p_holm": _number(judgement.holm),

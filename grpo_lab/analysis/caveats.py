@@ -17,7 +17,7 @@ from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.foreign import FOREIGN
-from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
+from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_of_fraction, is_active_fraction
 
 _EXPLORATORY = "Exploratory: nothing was declared before the runs, so nothing is judged."
 _FEW = 3  # runs, named where something is wrong with no more than these
@@ -38,10 +38,10 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         _lengths(data, finals),
         _not_finite(data),
     )
-    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data)]
+    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_no_ops(data)]
     return [
         *said,
-        *not_told_apart(data),
+        *indistinguishable(data),
         *_code(data),
         *_lost(data),
         *_protocols(data),
@@ -121,24 +121,24 @@ def finished_cells(data: SweepData) -> list[str]:
     return lines
 
 
-def _inert(data: SweepData) -> list[str]:
+def _no_ops(data: SweepData) -> list[str]:
     """Axes whose option changed nothing in a whole run, whether somebody chose it or not, and in which arms."""
     lines = []
-    done = data.finished.explode("inert").dropna(subset="inert")
-    for axis, runs in done.groupby("inert"):
+    done = data.finished.explode("no_ops").dropna(subset="no_ops")
+    for axis, runs in done.groupby("no_ops"):
         if len(runs) == len(data.finished):
             where = "every finished run"
         else:
             counts = runs.groupby(["level", "arm"], sort=False).size()
             where = "; ".join(
-                part for level in data.levels for part in _inert_at(data, level, counts) if level in counts.index
+                part for level in data.levels for part in _no_op_at(data, level, counts) if level in counts.index
             )
-        lines.append(f"Inert: {axis} changed nothing of the loss in {where}.")
+        lines.append(f"No-op: {axis} changed nothing of the loss in {where}.")
     return lines
 
 
-def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
-    """Where of a level something was inert: every arm in one word, otherwise arm by arm."""
+def _no_op_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
+    """Where at a level an option was a no-op: every arm in one word, otherwise arm by arm."""
     here = {arm: int(counts.get((level, arm), 0)) for arm in data.arms}
     finished = {arm: data.seeds_finished(level, arm) for arm in data.arms}
     if here == finished:
@@ -149,9 +149,9 @@ def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
     return [place(data, level, _listed(named))]
 
 
-def not_told_apart(data: SweepData) -> list[str]:
+def indistinguishable(data: SweepData) -> list[str]:
     """Where a trick did nothing that its control did not do, and which runs are one run, or might as well be."""
-    return [*_shared(data), *_identical(data), *_touched_alike(data)]
+    return [*_shared(data), *_identical(data), *_active_alike(data)]
 
 
 def _shared(data: SweepData) -> list[str]:
@@ -215,29 +215,29 @@ def _shows(name: str) -> bool:
     return name.startswith(("reward/", "rollout/")) or (name.startswith("eval/") and name.endswith("/accuracy"))
 
 
-def _touched_alike(data: SweepData) -> list[str]:
-    """Arms whose trick touched what its option in the control touched too, by means over steps paired by seed."""
-    touched = [name for name in data.points.columns if is_touched(name)]
+def _active_alike(data: SweepData) -> list[str]:
+    """Arms whose active fraction equals that of the control, by means over steps paired by seed."""
+    fractions = [name for name in data.points.columns if is_active_fraction(name)]
     trained = data.counted_points[data.counted_points["step"] > 0]
-    if not touched or trained.empty:
+    if not fractions or trained.empty:
         return []
-    shares = [*touched, *({UNLIKE_PPO} & set(data.points.columns))]
+    shares = [*fractions, *({UNLIKE_PPO} & set(data.points.columns))]
     table = trained.groupby(LABELS, sort=False)[shares].mean().reset_index("seed")
     means = {labels: own.set_index("seed") for labels, own in groups_of(table, ["level", "arm"], sort=False)}
     lines, bases = [], bases_of(data)
     for level, arm in (labels for labels in data.run_arms if labels in means and (labels[0], data.control) in means):
         axes = _axes_apart(data, level, arm)
-        for name in (name for name in touched if axis_touched(name) in axes):
+        for name in (name for name in fractions if axis_of_fraction(name) in axes):
             # Counted on the same tokens; the clipped share also depends on where the two runs went.
             share = UNLIKE_PPO if name == CLIP_FRACTION and UNLIKE_PPO in shares else name
             here, there = means[level, arm][share], means[level, data.control][share]
             apart = compare(seed_differences(here, there), bases, grouped=False).whole
             if apart.n >= FOR_INTERVAL and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
                 lines.append(
-                    f"  {axis_touched(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} in "
-                    f"{data.control}, apart by {apart.written('{:+.3%}'.format)}, n = {apart.n}"
+                    f"  {axis_of_fraction(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} "
+                    f"in {data.control}, difference {apart.written('{:+.3%}'.format)}, n = {apart.n}"
                 )
-    return ["Not told apart from the control by what was touched:", *lines] if lines else []
+    return ["Active fraction not distinguishable from the control's:", *lines] if lines else []
 
 
 def _axes_apart(data: SweepData, level: str, arm: str) -> set[str]:
@@ -321,10 +321,10 @@ def _bases(finals: FinalValues) -> list[str]:
     """How many initial policies the intervals are about."""
     bases = len(set(finals.bases.values()))
     if bases < 2:
-        return ["One base: every run starts from the same initial policy, and intervals are about other seeds of it."]
+        return ["One base model: every run starts from it, and intervals are over its seeds only."]
     if bases < FEWEST_BASES:
-        return [f"{bases} bases are too few for an interval about another: {FEWEST_BASES} or more are needed."]
-    return [f"{bases} bases: intervals are about another base, and a base counts once however many seeds it has."]
+        return [f"{bases} base models are too few for an interval about a new one: {FEWEST_BASES} or more are needed."]
+    return [f"{bases} base models: intervals generalise to a new one; each counts once, however many seeds it has."]
 
 
 def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:

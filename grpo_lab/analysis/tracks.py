@@ -108,7 +108,7 @@ def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
 
 
 def mean_of_tracks(cell: Sequence[Track], values: Sequence[float]) -> Interval:
-    """The mean over the runs of a cell of one number each, for another base where these are of several."""
+    """The mean over the runs of a cell of one number each, for a new base model where these are of several."""
     return mean_of_runs(values, [track.base for track in cell])
 
 

@@ -611,7 +611,7 @@ def _requires(value: Any) -> dict[str, dict[str, float]]:
     """Arm -> metric, under today's name -> the least distance from the control."""
     message = (
         f"design.requires: {value!r} must map arms to metrics with numbers above 0, such as "
-        "mask_after: {touched/truncation: 0.05}"
+        "mask_after: {active_fraction/truncation: 0.05}"
     )
     if not isinstance(value, Mapping):
         raise ValueError(message)

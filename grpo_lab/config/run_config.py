@@ -244,7 +244,7 @@ class RunConfig:
         """Whether rows whose advantages are all exactly 0 are left out of the training passes.
 
         Such a row changes neither loss nor gradient unless one of the tricks named here reads it. Logged means over
-        tokens (entropy, ratio, touched shares) do change: they cover only the tokens in the passes, and
+        tokens (entropy, ratio, active fractions) do change: they cover only the tokens in the passes, and
         `train/read_share` is the share of these. No update decision changes, and no budget counter except `flops`.
         """
         in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward

@@ -87,17 +87,17 @@ def check_last_sync(
     state: RunState,
     rollouts: Rollouts,
     learner_logprobs: Float[Tensor, "N T"],
-    read_mask: Bool[Tensor, "N T"],
+    logprob_mask: Bool[Tensor, "N T"],
     version: int,
     allowed: float,
 ) -> None:
     """Compare sampler and learner on the first tokens sampled after a weight sync.
 
-    `learner_logprobs` are those of the tokens in `read_mask`, under the weights of `version`. `allowed` is as in
+    `learner_logprobs` are those of the tokens in `logprob_mask`, under the weights of `version`. `allowed` is as in
     `check_agreement`. This catches a sampler that silently keeps an old tensor and so samples from another policy than
     the learner's.
     """
-    if state.unproven and (fresh := read_mask & (rollouts.weight_version == version)).any():
+    if state.unproven and (fresh := logprob_mask & (rollouts.weight_version == version)).any():
         check_agreement(learner_logprobs, rollouts.sampler_logprobs, fresh, version, allowed)
         state.unproven = False
 

@@ -31,6 +31,7 @@ import pandas as pd
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.run.checkpoint import complete
 from grpo_lab.tracking.provenance import COMPUTING
+from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
 from grpo_lab.tracking.run_reader import has_ended, read_steps
 from grpo_lab.tracking.whole import MANIFEST, read_json
 
@@ -183,7 +184,7 @@ def _tables(there: Path, here: Path, most: int) -> Iterator[Difference]:
             if step not in names[0] or step not in names[1]:
                 if kind == "rollouts":
                     continue
-                where = "there alone" if step in names[0] else "here alone"
+                where = "only there" if step in names[0] else "only here"
                 known.setdefault(kind, Difference(f"{kind} tables", step, math.nan, False, where))
                 continue
             paths = [found[step] for found in names]
@@ -204,7 +205,7 @@ def _steps_of(folder: Path, most: int) -> dict[int, Path]:
 
 def _frame(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
+        return pd.read_parquet(path).rename(columns=ROLLOUT_COLUMNS)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): {_COPY}, or delete it, which counts as a difference"

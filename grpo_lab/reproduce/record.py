@@ -226,7 +226,7 @@ def check_inputs(record: Record) -> None:
             "Remedy: give back the weights that this folder had"
         )
     # Of training prompts, those that pass rates leave are not known yet.
-    parts = ["training", "evaluation"] if record.run.pass_rate.touches_nothing else ["evaluation"]
+    parts = ["training", "evaluation"] if record.run.pass_rate.is_no_op else ["evaluation"]
     try:
         questions = read_questions(record.run.question_settings)
         check_prompts(record.described, read_inputs(record.run, questions).prompts, parts)

@@ -250,9 +250,9 @@ def generation_seconds(cost_model: CostModel, max_rows: int, spent: Spent) -> fl
 
 def training_seconds(cost_model: CostModel, passes: TrainingPasses, batch: RolloutBatch) -> float:
     """Simulated seconds of training on a batch: log-probs, updates, critic and teacher."""
-    rollouts, trained = batch.rollouts, batch.filtered.trained.flatten().tolist()
+    rollouts, rows_in_loss = batch.rollouts, batch.filtered.in_loss.flatten().tolist()
     lengths = [len(rollouts.prompt_of_row(row)) + length for row, length in enumerate(rollouts.lengths.tolist())]
-    in_loss = sum(length for length, stays in zip(lengths, trained) if stays)
+    in_loss = sum(length for length, stays in zip(lengths, rows_in_loss) if stays)
     seconds = cost_model.reading(passes.forward * sum(lengths))
     seconds += cost_model.training(passes.updates.passes * in_loss, passes.updates.number)
     if passes.critic_minibatches is not None:

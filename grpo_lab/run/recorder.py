@@ -28,9 +28,10 @@ from grpo_lab.run.no_signal import has_signal, no_signal_text
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.activity import current, doing
-from grpo_lab.tracking.metrics import FURTHER_SUITES, GPU_PEAK, SUITES, check, is_touched
+from grpo_lab.tracking.metrics import FURTHER_SUITES, GPU_PEAK, SUITES, check, is_active_fraction
 from grpo_lab.tracking.mlflow_mirror import Tracking
 from grpo_lab.tracking.progress import RunProgress, Unshown, describe_stages
+from grpo_lab.tracking.renames import with_metric_names
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.run_reader import STOP, STOPPED, parse_line, saved_step
 from grpo_lab.tracking.whole import files_of, sealed
@@ -71,7 +72,7 @@ class Recorder:
     log: RunLog | UnwrittenLog
     progress: RunProgress | Unshown
     run_key: str
-    touched: dict[str, float] = field(default_factory=dict)
+    active: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
     steps_without_signal: int = 0
@@ -100,7 +101,7 @@ class Recorder:
         before, self.spent = self.spent, ledger.spent(settings.budget)
         if rollouts is not None and table_is_due(settings.rollouts_every, step, before, self.spent):
             self.log.write_table("rollouts", step, rollouts())
-        numbers, speed = {**metrics, **state.start.touched, **state.training.touched}, {}
+        numbers, speed = {**metrics, **state.start.active, **state.training.active}, {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * settings.group_size
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
@@ -144,8 +145,8 @@ class Recorder:
                 raise
             numbers = numbers | accuracies
         for name, value in numbers.items():
-            if is_touched(name):
-                self.touched[name] = max(self.touched.get(name, 0.0), value)
+            if is_active_fraction(name):
+                self.active[name] = max(self.active.get(name, 0.0), value)
         idle = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
         self.steps_without_update = self.steps_without_update + 1 if idle else 0
         if step:
@@ -252,7 +253,7 @@ class Recorder:
 
     def from_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `save` put into a checkpoint."""
-        self.touched |= saved["touched"]
+        self.active |= with_metric_names(saved.get("active") or saved.get("touched", {}))
         self.steps_without_update = saved["steps_without_update"]
         self.unfinished = saved.get("unfinished")
         self.steps_without_signal, self.warnings = saved.get("without_signal", 0), saved.get("warnings", [])
@@ -265,7 +266,7 @@ class Recorder:
         if not self.settings.reference_changes:
             shards.pop("reference", None)
         saved = state.to_state(stamp["bytes"], self.settings.reference_changes, shards) | {"queue": queue.to_state()}
-        saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
+        saved |= {"active": dict(self.active), "steps_without_update": self.steps_without_update}
         saved |= {"unfinished": self.unfinished, "without_signal": self.steps_without_signal}
         saved |= {"warnings": list(self.warnings), "spent": self.spent, "best": dict(self.best)}
         step = state.ledger.steps
@@ -359,7 +360,7 @@ def _signals_unheard() -> Iterator[None]:
 def summarise(
     log: RunLog,
     ledger: Ledger,
-    inert: Sequence[str],
+    no_ops: Sequence[str],
     described: Mapping[str, Any],
     warnings: Sequence[str],
     best: str | None,
@@ -385,7 +386,7 @@ def summarise(
         "ungraded": max(_shares_ungraded(lines), default=0.0),
         "fell": _fallen(lines),
         "budget": ledger.metrics(),
-        "inert": list(inert),
+        "no_ops": list(no_ops),
         "warnings": [*described["warnings"], *warnings],
         "stretches": described["stretches"],
         "lost": log.lost_tables(),

@@ -34,7 +34,7 @@ class TrainingProblems:
 
     `whole` is the number of problems of the training split. `dropped` counts those that left, by axis and reason, in
     the order in which the filters are applied. `rates` are what the base model was asked for it. `metrics` are logged
-    at step 0, `touched` at every step.
+    at step 0, `active` at every step.
     """
 
     problems: tuple[Problem, ...]
@@ -42,7 +42,7 @@ class TrainingProblems:
     dropped: Mapping[str, Mapping[str, int]]
     rates: tuple[Rates, ...]
     metrics: dict[str, float]
-    touched: dict[str, float]
+    active: dict[str, float]
 
     @property
     def clock(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ def read_questions(settings: QuestionSettings) -> TrainingProblems:
     """
     task, question_filter, number = settings.task, settings.question_filter, settings.problems_per_step
     whole = task.problems("train")
-    if question_filter.touches_nothing:
+    if question_filter.is_no_op:
         if task.mixture:
             _require_enough(number, task.mixture, "the task", whole, whole, {})
         return TrainingProblems(whole, len(whole), {}, (), {}, {})
@@ -94,9 +94,9 @@ def read_questions(settings: QuestionSettings) -> TrainingProblems:
     kept = tuple(problem for problem, reason in zip(whole, reasons) if not reason)
     dropped = dict(Counter(filter(None, reasons)).most_common())
     _require_enough(number, task.mixture, "question_filter", kept, whole, dropped)
-    touched = {"touched/question_filter": 1 - len(kept) / len(whole)}
+    active = {"active_fraction/question_filter": 1 - len(kept) / len(whole)}
     metrics = _counted("question_filter", dropped) | {"problems/trained": float(len(kept))}
-    return TrainingProblems(kept, len(whole), {"question_filter": dropped}, (), metrics, touched)
+    return TrainingProblems(kept, len(whole), {"question_filter": dropped}, (), metrics, active)
 
 
 def training_problems(
@@ -149,7 +149,7 @@ def training_problems(
     }
     return TrainingProblems(
         tuple(found), read.whole, {**read.dropped, "pass_rate": dropped}, tuple(measured), metrics,
-        read.touched | {"touched/pass_rate": (gone + changed) / len(read.problems)},
+        read.active | {"active_fraction/pass_rate": (gone + changed) / len(read.problems)},
     )  # fmt: skip
 
 

@@ -91,9 +91,9 @@ def is_own(override: str) -> bool:
 def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     """Every cell of a design, or of the lists on a command line, ordered by seed.
 
-    With this order a sweep that is stopped early is still balanced, over bases too. `arguments` are Hydra overrides.
-    Those with several values multiply the design's levels, or without a design the arms. Seeds replace the design's,
-    and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
+    With this order a sweep that is stopped early is still balanced, over base models too. `arguments` are Hydra
+    overrides. Those with several values multiply the design's levels, or without a design the arms. Seeds replace the
+    design's, and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): values_of(override) for override in parsed}
@@ -273,12 +273,12 @@ def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
 def _what_it_is(cell: Cell, axis: str) -> str:
     run = cell.run
     costs = _COSTS & {axis, run.budget.axis.value}
-    idle = set() if costs else _idle(cell)
+    idle = set() if costs else _no_op_axes(cell)
     fields = {name: "idle" if name in idle else getattr(run, name) for name in _IDENTITY}
     return repr((run.seed, fields))
 
 
-def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
+def refuse_no_op_arms(design: Design, cells: Sequence[Cell]) -> None:
     """Raise IncompatibleRun for an arm that at no level can differ from the control: its changes have no effect.
 
     In a single run this is a warning, since published recipes contain such tricks; in an ablation it is an error.
@@ -302,7 +302,7 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
             for axes, pair in zip(changed, levels.values())
             for one in pair
             for rule in broken_rules(one.run).warnings
-            if rule.idles and rule.axes[0] in axes
+            if rule.no_op and rule.axes[0] in axes
         ]
         raise IncompatibleRun(f"arm {arm} cannot differ from {design.control}:\n" + "\n".join(dict.fromkeys(reasons)))
 
@@ -313,13 +313,13 @@ def _changed(cell: Cell, control: Cell) -> list[str]:
 
 def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
     """Whether some of these slots has an effect in the cell or in its control."""
-    return not set(changed) <= _idle(cell) & _idle(control)
+    return not set(changed) <= _no_op_axes(cell) & _no_op_axes(control)
 
 
-def _idle(cell: Cell) -> set[str]:
+def _no_op_axes(cell: Cell) -> set[str]:
     """Axes whose option has no effect in the cell's run: it is the off option, or a rule says so."""
-    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "touches_nothing", False)}
-    return off | broken_rules(cell.run).idle_axes
+    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "is_no_op", False)}
+    return off | broken_rules(cell.run).no_op_axes
 
 
 def overrides_for(cell: Cell, sweep: str) -> list[str]:

@@ -31,7 +31,7 @@ from grpo_lab.sweeps.cells import (
     is_hidden,
     key_of,
     plan_cells,
-    refuse_idle_arms,
+    refuse_no_op_arms,
     share_runs,
     with_overrides,
 )
@@ -145,7 +145,7 @@ def _check_ends(design: Design, search: Search) -> None:
             plans.append(with_overrides(search.plans[place][0], _words(numbers)))
         cells = compose_cells(plans, search.name, search.compose)
         try:
-            refuse_idle_arms(design, cells)
+            refuse_no_op_arms(design, cells)
         except IncompatibleRun as error:  # a range may begin at the number that the control has
             idle.append(error)
         if len(idle) == 2:

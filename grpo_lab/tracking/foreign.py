@@ -316,7 +316,7 @@ def import_run(
         for step in sorted(log.steps):
             finite = {name: value for name, value in log.steps[step].items() if math.isfinite(value)}
             written.write_step(step, finite, {})
-        written.mark_done({"inert": [], "steps": max(log.steps), "run_key": described["run_key"]})
+        written.mark_done({"no_ops": [], "steps": max(log.steps), "run_key": described["run_key"]})
     cell = CellRecord(f"{FOREIGN}{label}", "", seed, inside)
     record_sweep(runs_dir, name, [cell], None, None, FOLDER, command, None, None)
     return Imported(folder, source, log)

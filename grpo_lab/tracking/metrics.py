@@ -166,7 +166,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/updates", "updates", "sum", "optimiser steps taken"),
     Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
     Metric(
-        "train/read_share",
+        "train/scored_share",
         "share",
         "mean over tokens of the loss",
         "tokens in the training passes, over which all means go",
@@ -212,11 +212,18 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over tokens of the loss",
         "tokens with another gradient than PPO's clip at 0.2 would give them in the same update",
     ),
-    Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
+    Metric(
+        "active_fraction/*",
+        "share",
+        "mean over rows or tokens",
+        "active fraction: rows or tokens that the trick on this axis changed",
+    ),
     # Factors by which tricks scale the loss: a hidden change of learning rate, which Adam undoes in part.
     Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
     Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
-    Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
+    Metric(
+        "factor/correction", "1", "mean over tokens of the loss", "importance correction for sampler-learner mismatch"
+    ),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
     Metric("factor/denominator", "1", "sum over updates", "the loss / the loss with original counts"),
     Metric(
@@ -551,19 +558,19 @@ def harness_of(metric: str) -> str | None:
     return next((harness for harness in HARNESSES if name.startswith(f"eval/{harness}_")), None)
 
 
-def touched_metric(axis: str) -> str:
+def fraction_metric(axis: str) -> str:
     """The metric for the share of rows or tokens that the trick on this axis changed."""
-    return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
+    return CLIP_FRACTION if axis == "surrogate" else f"active_fraction/{axis}"
 
 
-def axis_touched(name: str) -> str:
-    """The axis of a metric for which `is_touched` holds; undoes `touched_metric`."""
-    return "surrogate" if name == CLIP_FRACTION else name.removeprefix("touched/")
+def axis_of_fraction(name: str) -> str:
+    """The axis of a metric for which `is_active_fraction` holds; undoes `fraction_metric`."""
+    return "surrogate" if name == CLIP_FRACTION else name.removeprefix("active_fraction/")
 
 
-def is_touched(name: str) -> bool:
-    """Whether `touched_metric` returns this name for some axis."""
-    return name == CLIP_FRACTION or name.startswith("touched/")
+def is_active_fraction(name: str) -> bool:
+    """True if `fraction_metric` returns this name for some axis."""
+    return name == CLIP_FRACTION or name.startswith("active_fraction/")
 
 
 def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:

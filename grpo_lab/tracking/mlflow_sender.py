@@ -28,6 +28,7 @@ from grpo_lab.tracking.mlflow_parent import ENTRIES_PER_BATCH, POINTS_PER_BATCH,
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.mlflow_view import membership
 from grpo_lab.tracking.passwords import masked, without_mask
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep
@@ -355,8 +356,8 @@ class Sender(FolderSender):
         if status == "RUNNING":
             return
         if status == "FINISHED":
-            inert = read_json(self.folder / "DONE", AGAIN).get("inert", [])
-            self._client.set_tag(self.run_id, "inert", ", ".join(inert) or "nothing", synchronous=True)
+            no_ops = with_done_fields(read_json(self.folder / "DONE", AGAIN)).get("no_ops", [])
+            self._client.set_tag(self.run_id, "no_ops", ", ".join(no_ops) or "nothing", synchronous=True)
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)

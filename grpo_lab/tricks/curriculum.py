@@ -236,7 +236,7 @@ def _shuffled(seed: int, source: int, round_: int, size: int) -> tuple[list[int]
 class Uniform(Curriculum):
     """Go through the training split in a new random order each pass."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "each problem once a pass, in a random order"
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:

@@ -47,7 +47,7 @@ class Entropy(Trick, ABC):
 class NoEntropy(Entropy):
     """No entropy term; entropy is only logged."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:

@@ -38,7 +38,7 @@ class PassRate(Trick, ABC):
 class NotMeasured(PassRate):
     """Train on every problem, however hard."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "problems of every pass rate"
 
 

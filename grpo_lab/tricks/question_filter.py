@@ -88,7 +88,7 @@ class QuestionFilter(Trick, ABC):
 class AllQuestions(QuestionFilter):
     """Train on every problem of the training split."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "every question"
 
     def reasons(self, problems: Sequence[Problem], evaluated: Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ class RewardShaping(Trick, ABC):
 class NoShaping(RewardShaping):
     """The reward is that of the verifier outcome, with nothing added."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
 
     def lowest(self, correct: float, wrong: float) -> float:

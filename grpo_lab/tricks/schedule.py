@@ -56,7 +56,7 @@ class Sync(Schedule):
     Sampler and learner differ only in numerics and within the minibatches of one step. One of the two always waits.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "batch s is drawn by the weights after s steps"
 
     @property

@@ -30,7 +30,7 @@ class Sft(Trick, ABC):
 class NoSft(Sft):
     """RL begins with the base model."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "the base model"
 
 

@@ -42,7 +42,7 @@ class Teacher(Trick, ABC):
 class NoTeacher(Teacher):
     """The reward alone says what is learnt."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     needs_model: ClassVar[bool] = False
     formula: ClassVar[str] = "A_R"
 

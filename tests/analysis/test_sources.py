@@ -65,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(home / "small/base/seed=1/eval")
     with RunLog(home / "small/base/seed=0") as log:
         log.write_step(13, {"train/loss": math.inf, "train/ratio": math.nan, "budget/steps": 13}, {})
-        log.mark_done({"inert": []})  # which says no number of steps: tests let it log more
+        log.mark_done({"no_ops": []})  # which says no number of steps: tests let it log more
     return home
 
 
@@ -436,7 +436,7 @@ def test_how_a_run_ended_and_what_is_not_known_of_it(store: Path, tmp_path: Path
     assert len(data.points[(data.points["arm"] == "+helps") & (data.points["seed"] == 1)]) == 7
     assert data.answers[(data.answers["arm"] == "+helps") & (data.answers["seed"] == 1)].empty
     done = row_of(data, "+helps", 0)
-    assert (done["status"], done["dirty"], done["inert"]) == ("done", None, ["truncation", "kl"])
+    assert (done["status"], done["dirty"], done["no_ops"]) == ("done", None, ["truncation", "kl"])
 
 
 def test_deleted_runs_are_left_out(store: Path) -> None:

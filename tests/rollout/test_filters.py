@@ -177,8 +177,8 @@ def test_a_shaped_reward_gives_all_wrong_groups_a_phantom_signal() -> None:
     assert has_signal(graded, Signal.reward) == [0, 1, 2]
     # a row that is not counted says nothing: the mixed group without its right response is all wrong
     counted = [[True] * 3, [True] * 3, [True, False, True], [True] * 3, [False] * 3]
-    assert has_signal(make_graded(reward, outcome=outcome, counted=counted), Signal.outcome) == []
-    assert has_signal(make_graded(reward, outcome=outcome, counted=counted), Signal.reward) == [0, 1]
+    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.outcome) == []
+    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.reward) == [0, 1]
 
 
 # --- what a full batch costs -----------------------------------------------------------------------------------
@@ -520,8 +520,10 @@ def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, 
     # every group that was made is remembered, once for each response
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     assert int(memory["attempts"].sum()) == 4 * sum(row["rollout/groups"] for row in rows)
-    inert = json.loads((folder / "DONE").read_text())["inert"]
-    assert ("group_filter" not in inert and max(row["touched/group_filter"] for row in rows) > 0) or name == "keep"
+    inert = json.loads((folder / "DONE").read_text())["no_ops"]
+    assert (
+        "group_filter" not in inert and max(row["active_fraction/group_filter"] for row in rows) > 0
+    ) or name == "keep"
 
 
 def run_of(*overrides: str) -> Callable[[Path], Path]:
@@ -586,7 +588,9 @@ def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path:
     assert again() == tmp_path / "killed" / "run" / "seed=0"
     same_ending(whole, tmp_path / "killed" / "run" / "seed=0")
     rows = [row["metrics"] for row in metrics_of(whole)[1:]]
-    assert max(row["touched/curriculum"] for row in rows) > 0 and max(row["rollout/staleness"] for row in rows) > 1
+    assert (
+        max(row["active_fraction/curriculum"] for row in rows) > 0 and max(row["rollout/staleness"] for row in rows) > 1
+    )
     ours, theirs = (
         load_state(latest(f / "checkpoints"))["queue"]["memory"] for f in (whole, tmp_path / "killed/run/seed=0")
     )

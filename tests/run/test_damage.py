@@ -270,7 +270,7 @@ def test_a_run_that_an_earlier_version_finished_is_taken_with_a_word(copy_of) ->
     """Such a run has no digests anywhere; one of today's that has lost its own is damaged."""
     folder = copy_of("done")
     done, described = read(folder / "DONE"), read(folder / "run.json")
-    old = {name: done[name] for name in ("steps", "first", "last", "budget", "inert", "warnings")}
+    old = {name: done[name] for name in ("steps", "first", "last", "budget", "no_ops", "warnings")}
     (folder / "DONE").write_text(json.dumps(old))
     with pytest.raises(ValueError, match="DONE has no digest"):
         start_again(folder)

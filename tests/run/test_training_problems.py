@@ -192,7 +192,9 @@ def test_a_run_trains_on_what_is_left_pays_for_it_and_says_so(tmp_path: Path, ma
     assert start["budget/sampled_tokens"] == tokens and start["budget/completions"] == 4 * 48
     assert steps[-1]["budget/sampled_tokens"] > tokens
     same = sum(one.id in left and one.difficulty == 5 - left[one.id] for one in run.task.problems("train"))
-    assert all(row["touched/pass_rate"] == 1 - same / 48 for row in (start, *steps)), "dropped, or of another level"
+    assert all(row["active_fraction/pass_rate"] == 1 - same / 48 for row in (start, *steps)), (
+        "dropped, or of another level"
+    )
     described = json.loads((folder / "run.json").read_text())
     assert described["trained_on"]["problems"] == len(left) and described["trained_on"]["of"] == 48
     said = f"pass_rate dropped {unsolved + solved} of the 48 training problems (unsolved {unsolved}"
@@ -307,7 +309,7 @@ def test_without_filters_a_run_is_as_it_was(make_run) -> None:
     run = make_run()
     found = training_problems(run, CPU)
     assert found.problems == run.task.problems("train") and found.record() is None
-    assert (found.metrics, found.touched, found.clock, found.notes()) == ({}, {}, {}, [])
+    assert (found.metrics, found.active, found.clock, found.notes()) == ({}, {}, {}, [])
 
 
 def test_a_text_filter_leaves_evaluation_alone(tmp_path: Path, make_run) -> None:

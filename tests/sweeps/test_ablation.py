@@ -26,7 +26,7 @@ from grpo_lab.config.design import Kind, read_design
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun
 from grpo_lab.sweeps.ablation import exploratory
-from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_idle_arms, sweep_name
+from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_no_op_arms, sweep_name
 from grpo_lab.sweeps.status import cells_of_sweep
 from grpo_lab.tracking.sweep_record import read_sweep
 
@@ -66,7 +66,7 @@ def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
         entries, left = declared(word, *WORLD, *typed, f"runs_dir={tmp_path}")
         design = read_design(entries)
         cells = compose_cells(plan_cells(design, left), sweep_name(design, left), compose)
-        refuse_idle_arms(design, cells)
+        refuse_no_op_arms(design, cells)
         return cells
 
     return make

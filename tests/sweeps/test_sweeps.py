@@ -32,7 +32,7 @@ from grpo_lab.sweeps.cells import (
     is_own,
     overrides_for,
     plan_cells,
-    refuse_idle_arms,
+    refuse_no_op_arms,
     share_runs,
     sweep_name,
 )
@@ -294,7 +294,7 @@ def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) 
     design = load_design(path)
     seeds = design.seeds[: max(1, len(design.bases))]
     whole = cells_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
-    refuse_idle_arms(design, whole)
+    refuse_no_op_arms(design, whole)
     assert len({cell.folder for cell in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
     assert {str(Path(cell.record().folder).parent) for cell in whole} == folders_of(design, ["tracking=none"])
     planned = {(plan.arm, plan.level, plan.seed) for plan in plan_cells(design, [])}
@@ -325,7 +325,7 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
 def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_of: Callable) -> None:
     design = flat_design(same=["truncation=score"])
     with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
-        refuse_idle_arms(design, cells_of(design))
+        refuse_no_op_arms(design, cells_of(design))
     with pytest.raises(ValueError, match=r"there are two cells run seed=3: remove one"):
         share_runs(cells_of(None, *WORLD, "seed=3,4,3"))
     assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
@@ -342,7 +342,7 @@ def lagging(axis: str = "steps") -> Design:
 def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp_path: Path) -> None:
     design = lagging()
     cells = share_runs(cells_of(design), design.axis)
-    refuse_idle_arms(design, cells)  # it can differ with a lag
+    refuse_no_op_arms(design, cells)  # it can differ with a lag
     shared = {cell.plan.title: cell.same_as for cell in cells if cell.same_as}
     assert shared == {
         f"{arm} {lag} seed={seed}": f"{maker} {lag} seed={seed}"
@@ -484,7 +484,7 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
 def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
     with pytest.raises(IncompatibleRun, match="arm arm cannot differ from plain") as refused:
-        refuse_idle_arms(design, cells_of(design))
+        refuse_no_op_arms(design, cells_of(design))
     assert f"{arm[0].split('=')[0]}=" in str(refused.value) and "Remedy" in str(refused.value)
 
 
@@ -506,7 +506,7 @@ def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callabl
 )
 def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
-    refuse_idle_arms(design, cells_of(design))
+    refuse_no_op_arms(design, cells_of(design))
 
 
 IDLE = {
@@ -517,7 +517,7 @@ IDLE = {
     "old_policy_is_ignored": (["updates=one", "surrogate=reinforce"], "old_policy=sampler"),
     "sampler_is_the_old_policy": ([], "old_policy=sampler"),
     "survivors_are_everyone": ([], "denominator=survivors"),
-    "nothing_is_charged": (["baseline=none", "scale=none"], "baseline=return_to_go"),
+    "return_to_go_without_token_penalty": (["baseline=none", "scale=none"], "baseline=return_to_go"),
     "nothing_to_correct": ([], "correction=tis_token"),
     "nothing_to_reject": ([], "rejection=token_k3"),
     "share_is_one": (["group_filter=drop", "scale=none"], "scale=informative_share"),
@@ -538,7 +538,7 @@ TRAINED = ("clip_cannot_act", "nothing_to_correct")
     [
         pytest.param(rule, id=rule.name, marks=() if rule.name in TRAINED else pytest.mark.extended)
         for rule in WARNINGS
-        if rule.idles
+        if rule.no_op
     ],
 )
 def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(

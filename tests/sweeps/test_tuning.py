@@ -251,7 +251,7 @@ class Launcher:
             with RunLog(cell.folder) as log:
                 for step in (0, 1, 2):
                     log.write_step(step, {"budget/steps": step, HELDOUT: accuracy if step else 0.3}, {})
-                log.mark_done({"inert": [], "steps": 2})
+                log.mark_done({"no_ops": [], "steps": 2})
         return [JobReturn(status=JobStatus.COMPLETED) for _ in todo]
 
 

@@ -75,7 +75,7 @@ def write_cell(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[fl
             if step in (0, 2):
                 metrics |= {"eval/heldout/accuracy": (reward or 0.0) / 2, "eval/downstream/accuracy": 0.25}
             log.write_step(step, {"budget/steps": step, "budget/sampled_tokens": 9 * step, **metrics}, {})
-        log.mark_done({"inert": []})
+        log.mark_done({"no_ops": []})
     return CellRecord(arm, "", seed, f"{arm}/seed={seed}")
 
 
@@ -331,7 +331,7 @@ def test_the_sweep_carries_question_table_verdict_and_figures(small: Path, clien
     texts = {"sweep.json", "verdict.txt", "arms.txt", "arms.md", "arms.csv"}
     assert kept == texts | {"figures/small.png"}
     folder = Path(client.download_artifacts(found.info.run_id, ""))
-    assert "not resolved: +helps is above base" in (folder / "verdict.txt").read_text()
+    assert "not significant: +helps is above base" in (folder / "verdict.txt").read_text()
     assert (folder / "figures/small.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -20,7 +20,7 @@ def test_a_registered_model_has_no_optimiser_of_one_process_or_of_several(tmp_pa
     write_run_json(folder, None, tracking={"uri": uri, "experiment": "grpo_lab", "register": "tiny"})
     with RunLog(folder) as log:
         log_steps(log, range(2))
-        log.mark_done({"inert": [], "steps": 1})
+        log.mark_done({"no_ops": [], "steps": 1})
     saved = folder / "checkpoints" / "step=000001"
     for name in ("model.safetensors", "config.json", "state.pt", "manifest.json", "shards/__0_0.distcp"):
         (saved / name).parent.mkdir(parents=True, exist_ok=True)

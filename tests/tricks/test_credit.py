@@ -138,7 +138,9 @@ def test_with_gamma_and_lambda_one_it_is_the_reward_less_the_value() -> None:
     """Also in a response of one token, in one that was cut, whose end is not bootstrapped, and not where uncounted."""
     rollouts = make_rollouts([4, 1, 3, 2], 2)
     graded = make_graded(
-        [[1.0, 0.3], [-0.5, 1.0]], truncated=[[False, False], [True, False]], counted=[[True, True], [True, False]]
+        [[1.0, 0.3], [-0.5, 1.0]],
+        truncated=[[False, False], [True, False]],
+        in_statistics=[[True, True], [True, False]],
     )
     values = torch.rand(4, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
     found = Gae(1.0, 1.0).centre(graded, credit_of(rollouts, graded, values))
@@ -162,7 +164,7 @@ def test_a_token_is_charged_for_the_drift_of_what_comes_after_it() -> None:
     rollouts, graded = make_rollouts([3, 1], 2), make_graded([[1.0, 0.0]])
     drift = torch.tensor([[0.5, -1.0, 2.0], [1.0, 9.0, 9.0]], dtype=F64)
     kl, mask = K1Reward(0.1, 0.0), rollouts.sampled_mask
-    charges = kl.charges(drift, torch.zeros_like(drift), mask)
+    charges = kl.token_penalties(drift, torch.zeros_like(drift), mask)
     charged = kl.shape(graded, charges)
     assert_close(charged.reward, [[0.85, -0.1]], 1e-12, "of whole responses")
     earned = rewards_by_token(charged.reward, charges, mask)
@@ -180,7 +182,7 @@ def test_what_is_to_go_is_the_estimate_of_a_critic_that_says_nothing() -> None:
     chosen = rollouts.sampled_mask.clone()
     chosen[0, 1:3] = False
     rollouts = replace(rollouts, sampled_mask=chosen)
-    graded = make_graded([[1.0, 0.3], [-0.5, 1.0]], counted=[[True, True], [False, True]])
+    graded = make_graded([[1.0, 0.3], [-0.5, 1.0]], in_statistics=[[True, True], [False, True]])
     charges = torch.rand(4, 5, dtype=F64, generator=torch.Generator().manual_seed(2)) - 0.5
     earned = rewards_by_token(graded.reward, charges, chosen)
     credit = Credit(rollouts, earned, torch.zeros(4, 5, dtype=F64), NoEstimator())
@@ -190,7 +192,7 @@ def test_what_is_to_go_is_the_estimate_of_a_critic_that_says_nothing() -> None:
     uncharged = Credit(
         rollouts, rewards_by_token(graded.reward, torch.zeros(4, 5, dtype=F64), chosen), None, NoEstimator()
     )
-    whole = torch.where(chosen & graded.counted.reshape(4, 1), graded.reward.reshape(4, 1), 0.0)
+    whole = torch.where(chosen & graded.in_statistics.reshape(4, 1), graded.reward.reshape(4, 1), 0.0)
     assert torch.equal(ReturnToGo().centre(graded, uncharged), whole), "to the bit, so that ties stay ties"
 
 
@@ -209,7 +211,7 @@ def test_a_kl_penalty_is_charged_where_it_fell_and_the_rest_at_the_last_sampled_
     old = torch.tensor([[-1.0, -1.0, -1.0, 5.0], [-1.0, -1.0, 5.0, 5.0]], dtype=F64)
     ref = torch.tensor([[-2.0, -0.5, -1.2, 9.0], [-1.0, -1.3, 9.0, 9.0]], dtype=F64)
     kl = K1Reward(0.1, 0.0)
-    charges = kl.charges(old, ref, sampled)
+    charges = kl.token_penalties(old, ref, sampled)
     charged = kl.shape(make_graded([[1.0, 1.0]]), charges)
     assert_close(charged.reward, [[0.93, 0.97]], 1e-12, "the row's reward")
     earned = rewards_by_token(charged.reward, charges, sampled)
@@ -238,7 +240,7 @@ def test_tokens_are_whitened_one_by_one_or_row_by_row() -> None:
     """
     centred = torch.tensor([[1.0, 3.0], [5.0, 0.0], [99.0, 99.0]], dtype=F64)
     mask = torch.tensor([[True, True], [True, False], [False, False]])
-    graded = make_graded([[1.0], [5.0], [9.0]], counted=[[True], [True], [False]])
+    graded = make_graded([[1.0], [5.0], [9.0]], in_statistics=[[True], [True], [False]])
     for by, ddof, expected in (
         (Weights.tokens, 0, [[-1.2247449, 0.0], [1.2247449, 0.0], [0.0, 0.0]]),
         (Weights.tokens, 1, [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]),
@@ -767,12 +769,12 @@ def test_values_of_steps_by_hand_through_the_real_estimator(world: World) -> Non
     found = world.with_noise(pattern_noise(0)).centred(exact, rollouts, graded) * 128
     rows = [[3, 92, 92, 92], [95, 95, 95, 0], [3, -36, -36, -36], [-33, -33, 0, 0], [-33, 0, 0, 0]]
     assert_close(found, rows, 1e-10, "in 128ths")
-    left_out = replace(graded, counted=torch.tensor([[False, True, False, True, True]]))
+    left_out = replace(graded, in_statistics=torch.tensor([[False, True, False, True, True]]))
     rows[0] = rows[2] = [0, 0, 0, 0]
     fewer = world.with_noise(pattern_noise(0))
     assert_close(fewer.centred(exact, rollouts, left_out) * 128, rows, 1e-10, "rows that are not counted get 0")
     assert fewer.state.ledger.completions == 2 * PATTERNS, "and their states are not asked for: the prompt and `1;`"
-    assert not world.centred(exact, rollouts, replace(graded, counted=torch.zeros(1, 5, dtype=torch.bool))).any()
+    assert not world.centred(exact, rollouts, replace(graded, in_statistics=torch.zeros(1, 5, dtype=torch.bool))).any()
 
 
 def test_the_steps_of_a_response_add_up_to_its_reward_less_the_prompts_value(world: World) -> None:
@@ -815,7 +817,7 @@ def test_a_greedy_response_is_the_baseline_of_its_own_prompt(world: World) -> No
     )
     assert_close(found, [[1 - 1, 0 - 1], [1 - 0, 0 - 0]], 0.0, "R - R(greedy)")
     assert (both.state.ledger.completions, both.state.ledger.estimation_tokens) == (2, 6)
-    left_out = replace(graded, counted=torch.tensor([[True, False], [False, True]]))
+    left_out = replace(graded, in_statistics=torch.tensor([[True, False], [False, True]]))
     again = Greedy().centre(
         left_out, Credit(rollouts, torch.zeros(4, 4), None, continuations_of(both.run, both.state, rollouts))
     )

@@ -111,9 +111,9 @@ def announced(
 ) -> Announced:
     """How the indicator announces losses in `runs`; null runs with a loss set no threshold.
 
-    The area's interval resamples whole runs, and is withheld below 10 runs with a loss to come or 10 without. Simulated
-    with 4 and 10 evaluations, 25% to 50% of runs lost and areas of 0.5 to 0.72, it covers 91% to 97% with 40, 80 and
-    160 runs. Runs that share a base or a seed are not as independent as those.
+    The area's interval resamples whole runs, and is not reported below 10 runs with a loss to come or 10 without.
+    Simulated with 4 and 10 evaluations, 25% to 50% of runs lost and areas of 0.5 to 0.72, it covers 91% to 97% with 40,
+    80 and 160 runs. Runs that share a base or a seed are not as independent as those.
 
     The threshold is the 95% prediction bound for the highest reading of one more null run, m + t sqrt(1 + 1/n) s from
     mean and standard deviation of the highest readings of n of them. So one null run in twenty alarms at any time, if

@@ -35,9 +35,9 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of, row_at
 from grpo_lab.analysis.tracks import KL
-from grpo_lab.tracking.metrics import is_touched, touched_metric
+from grpo_lab.tracking.metrics import fraction_metric, is_active_fraction
 
-OWN = "touched/own"  # the largest share that an arm's own tricks touch
+OWN = "active_fraction/own"  # the largest share that an arm's own tricks touch
 ALL_COLOURED = 8  # with more arms, only the control and the furthest from it are
 FURTHEST = 5
 _POINTS, _FEWEST = 26, 12  # of a mean, and at least of a thin line
@@ -63,23 +63,23 @@ STEP_METRICS = (
     StepMetric("rollout/frac_zero_std", "without signal, share of groups"),
     StepMetric("train/clip_fraction", "clipped, share of tokens"),
     StepMetric("mismatch/k3", "sampler mismatch (k3), nats a token", True),
-    StepMetric(OWN, "touched by the arm's own tricks, largest share"),
+    StepMetric(OWN, "active fraction of the arm's own tricks, the largest"),
 )
 
 
 def own_axes(data: SweepData) -> dict[str, list[str]]:
-    """For every arm the touched/* that belong to its own tricks.
+    """For every arm the active_fraction/* that belong to its own tricks.
 
     Those its overrides name; where they name none, as a recipe's name does, those that it touches and the control
     never does.
     """
     tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points.columns if is_touched(name)]
+    touched = [name for name in data.points.columns if is_active_fraction(name)]
     most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
     found = {}
     for arm in data.arms:
         words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
-        named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
+        named = {fraction_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
         if words and not named & set(touched):
             here, plain = row_at(most, arm), row_at(most, data.control)
             named = {name for name in touched if here[name] > 0 and not plain[name] > 0}

@@ -17,6 +17,7 @@ from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
 from grpo_lab.tracking.mlflow_view import sweep_tag
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import STOPPED
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
@@ -148,12 +149,12 @@ def _is_in(run: MirroredRun, folder: str) -> bool:
 def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path | None) -> CellData:
     row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
-    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "changed_code": "", "lost": ""}
+    row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "changed_code": "", "lost": ""}
     row |= {"base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     empty = pd.DataFrame(columns=COLUMNS)
     if run is None:
         return CellData(row, pd.DataFrame(), empty)
-    tags = run.tags
+    tags = with_done_fields(run.tags)
     row |= {"status": _STATUS.get(run.status, "partial"), "run_key": tags.get("run_key"), "mlflow_run_id": run.run_id}
     row["base"] = int(tags.get("base", NO_BASE))
     row["harness"] = tags.get(HARNESS_TAG, "")
@@ -163,7 +164,7 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
     row["protocol"] = protocol_of(described.get("config", {}), described.get("data"))
     row["changed_code"] = changes_of_code(described)
     if row["status"] == "done":
-        row["inert"] = [] if tags.get("inert", "nothing") == "nothing" else tags["inert"].split(", ")
+        row["no_ops"] = [] if tags.get("no_ops", "nothing") == "nothing" else tags["no_ops"].split(", ")
     elif run.status in ("FAILED", "KILLED"):
         error = read.errors[run.run_id] or _content(folder, "error.txt") or b""
         row |= _ending(run.status, error.decode(errors="replace").partition("\n")[0])

@@ -18,6 +18,7 @@ from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.harness_results import protocols
 from grpo_lab.tracking.metrics import harness_of
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import run_status, was_interrupted, was_stopped
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
 from grpo_lab.tracking.whole import read_json
@@ -56,7 +57,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     folder = runs_dir / cell.folder
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
-    row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
+    row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "no_ops": [], "protocol": None}
     row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     points, answers, settings = NOTHING.points, NOTHING.answers, {}
     try:
@@ -72,8 +73,8 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
             row["lost"] = lost_evaluations(folder, points)
             row["harness"] = protocols(folder)
         if row["status"] == "done":
-            done = _read_json(folder / "DONE")
-            row["inert"] = list(done["inert"])
+            done = with_done_fields(_read_json(folder / "DONE"))
+            row["no_ops"] = list(done["no_ops"])
             _require_whole(folder / "metrics.jsonl", points, done)
         if row["status"] == "failed":
             row["problem"] = (folder / "error.txt").read_text(errors="replace").partition("\n")[0]

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
 from grpo_lab.tracking.files import write_whole
-from grpo_lab.tracking.metrics import is_touched
+from grpo_lab.tracking.metrics import is_active_fraction
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
 from grpo_lab.tracking.whole import fault_in_json
@@ -145,7 +145,7 @@ def lean(data: SweepData) -> SweepData:
     named = data.design.all_metrics if data.design else ()
 
     def is_read(name: str) -> bool:
-        if name in (*LABELS, "step") or name in _JUDGED or is_touched(name):
+        if name in (*LABELS, "step") or name in _JUDGED or is_active_fraction(name):
             return True
         # A derived metric ends in the one that it is of, such as average/train/entropy.
         return name.startswith(("eval/", "start/", "budget/")) or any(f"/{one}".endswith(f"/{name}") for one in named)

@@ -13,7 +13,7 @@ import pandas as pd
 from grpo_lab.analysis.sources.answers import ADDED, COLUMNS
 from grpo_lab.analysis.sources.settings import Place, Settings, differing
 from grpo_lab.config.design import Collapsed, Design, read_design
-from grpo_lab.tracking.renames import metric_name
+from grpo_lab.tracking.renames import metric_name, with_done_fields
 from grpo_lab.tracking.run_reader import EXHAUSTED
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -171,7 +171,7 @@ class SweepData:
 
 
 def bases_of(data: SweepData) -> dict[int, int]:
-    """Seed -> base; empty for a sweep of one initial policy. Seeds are nested in bases, so a seed has one."""
+    """Seed -> base; empty for a sweep of one initial policy. Seeds are nested in base models, so a seed has one."""
     if "base" not in data.runs:
         return {}
     known = data.runs.loc[data.runs["base"] >= 0, ["seed", "base"]].drop_duplicates("seed")
@@ -229,7 +229,7 @@ def sweep_data(
     answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
-    runs = pd.DataFrame(list(cells))
+    runs = pd.DataFrame([with_done_fields(cell) for cell in cells])
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
     runs, answers = runs.astype({"collapsed": bool, "base": int}), answers[[*LABELS, *COLUMNS]]
     return SweepData(record, design, runs, points, answers, source, settings)

@@ -51,7 +51,7 @@ def mean_line(
 
 
 def over_bases(values: np.ndarray, bases: Sequence[int]) -> np.ndarray:
-    """The means [B, K] over the seeds of each base of values [S, K], NaN left out; unchanged for one base."""
+    """The means [B, K] over the seeds of each base model of values [S, K], NaN left out; unchanged for one."""
     if len(set(bases)) < 2:
         return values
     here, of = ~np.isnan(values), np.asarray(bases)

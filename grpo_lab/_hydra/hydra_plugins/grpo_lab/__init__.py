@@ -81,9 +81,9 @@ class GrpoLabSearchPath(SearchPathPlugin):
 class CellSweeperConf:
     """hydra/sweeper=cells. `dry_run` lists the cells and starts none.
 
-    `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_inert` runs the cells of arms whose
-    pilot could not act. `add` and `leave_one_out` are the additions of an ablation from the shell: overrides, and lists
-    of overrides that one arm adds together.
+    `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_no_ops` runs arms whose manipulation
+    check failed in the pilot too; `run_inert` is its name of before. `add` and `leave_one_out` are the additions of an
+    ablation from the shell: overrides, and lists of overrides that one arm adds together.
     """
 
     _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
@@ -91,7 +91,8 @@ class CellSweeperConf:
     dry_run: bool = False
     pilot: bool = True
     pilot_share: float = 0.25
-    run_inert: bool = False
+    run_no_ops: bool = False
+    run_inert: Optional[bool] = None  # noqa: UP045
     add: List[Any] = field(default_factory=list)  # noqa: UP006
     leave_one_out: List[Any] = field(default_factory=list)  # noqa: UP006
 
