@@ -63,13 +63,14 @@ def build(
     data_folder: Path | None,
     output: Path | None,
     command: Sequence[str],
-    foreign: Sequence[str] = (),
+    external: Sequence[str] = (),
     figures: Sequence[str] = (),
 ) -> Built:
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
 
-    `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
-    `figures` names the figures to draw (default: `registry.default_figures`, with those of the experiment's page).
+    `external` are sweeps of external runs from the same source, which one more figure draws beside it, and nothing
+    else. `figures` names the figures to draw (default: `registry.default_figures`, with those of the experiment's
+    page).
 
     `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to `figures` in its
     folder below ./experiments and any other sweep to `figures` beside its runs. Raises ValueError where neither source
@@ -83,8 +84,8 @@ def build(
     page = home / "README.md"
     figures = figures or default_figures(data, finals, page.read_text() if page.exists() else "")
     drawn, missing = draw_all(data, finals, figures)
-    if foreign:
-        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in foreign]))
+    if external:
+        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in external]))
     paths = [path for figure in drawn for path in save(figure, output, sources)]
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     verdict = "\n".join(filter(None, (verdict_text(data, finals), *_further(data, finals, divergence).values())))

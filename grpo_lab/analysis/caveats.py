@@ -10,13 +10,13 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_in_words
-from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
+from grpo_lab.analysis.sources.settings import SAME, STEPS, Condition, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.foreign import FOREIGN
+from grpo_lab.tracking.external import EXTERNAL
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_of_fraction, is_active_fraction
 
 _EXPLORATORY = "Exploratory: nothing was declared before the runs, so nothing is judged."
@@ -67,18 +67,18 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
         *infinite,
         *_lacking(data),
         *_code(data),
-        *_foreign(data),
+        *_external(data),
     ]
     return [*lines, *_lost(data), *_protocols(data), *_harnesses(data), *_changed(data)]
 
 
-def _foreign(data: SweepData) -> list[str]:
-    """That runs of other frameworks were not measured here."""
-    arms = [arm for arm in data.arms if arm.startswith(FOREIGN)]
+def _external(data: SweepData) -> list[str]:
+    """Note that runs of other frameworks were not evaluated here."""
+    arms = [arm for arm in data.arms if arm.startswith(EXTERNAL)]
     if not arms:
         return []
     return [
-        f"Foreign runs, logged by another framework under its own protocol and not measured here: {', '.join(arms)}. "
+        f"External runs, logged by another framework under its own protocol and not evaluated here: {', '.join(arms)}. "
         "No verdict counts them."
     ]
 
@@ -93,17 +93,17 @@ def _declaration(data: SweepData) -> list[str]:
         return [] if data.design is None else [_EXPLORATORY]
     last = data.record.declared[-1]
     started = last["cells_started_before"]
-    when = "before the first run" if started == 0 else f"after {started} of its cells had been started"
+    when = "before the first run" if started == 0 else f"after {started} of its runs had been started"
     number = len(data.record.declared)
     changed = "" if number == 1 else f"; it is declaration {number} of this sweep"
     return [f"Declared {when} ({last['at']}, fingerprint {last['fingerprint']}){changed}."]
 
 
 def finished_cells(data: SweepData) -> list[str]:
-    """How many cells are finished, and, indented, each that is not and why."""
+    """How many runs are finished, and, indented, each that is not and why."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)
-    lines = [f"Finished cells: {len(data.finished)} of {planned} planned."]
+    lines = [f"Finished runs: {len(data.finished)} of {planned} planned."]
     runs = data.runs.assign(status=data.runs["status"].mask(data.exhausted, "exhausted"))
     words = {"failed": "failed", "exhausted": "ended", "partial": "unfinished", "unreadable": "unreadable"}
     for status, word in words.items():
@@ -155,12 +155,12 @@ def indistinguishable(data: SweepData) -> list[str]:
 
 
 def _shared(data: SweepData) -> list[str]:
-    """Cells that are another cell's run by construction."""
+    """Runs that are another arm's run by construction."""
     named: dict[str, list[str]] = {}
     for row in rows_of(data.runs[data.runs["same_as"] != ""]):
         named.setdefault(row.same_as, []).append(f"{place(data, row.level, row.arm)} seed {row.seed}")
     said = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
-    return [f"One run under several labels, since these cells cannot differ: {said}."] if said else []
+    return [f"One run under several labels, since these cannot differ: {said}."] if said else []
 
 
 def _identical(data: SweepData) -> list[str]:
@@ -188,7 +188,7 @@ def _identical(data: SweepData) -> list[str]:
 
 
 def _prints(data: SweepData, chosen: Callable[[str], bool]) -> dict[tuple[str, str, int], bytes]:
-    """A digest of what each finished run logged of the chosen metrics; cells that share a run are left out."""
+    """A digest of what each finished run logged of the chosen metrics; labels that share a run are left out."""
     apart = data.runs[(data.runs["status"] == "done") & (data.runs["same_as"] == "")]
     points = data.points.merge(apart[LABELS], on=LABELS).sort_values([*LABELS, "step"])
     metrics = [name for name in points.columns.difference([*LABELS, "step"]) if chosen(name)]
@@ -198,7 +198,7 @@ def _prints(data: SweepData, chosen: Callable[[str], bool]) -> dict[tuple[str, s
     }
 
 
-def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Place, other: Place) -> set[int]:
+def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Condition, other: Condition) -> set[int]:
     """The seeds at which two arms have the same digest."""
     return {
         seed
@@ -546,11 +546,11 @@ def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
     ]
 
 
-def _control_of(data: SweepData) -> Place:
+def _control_of(data: SweepData) -> Condition:
     return next((place for place in data.settings if place[1] == data.control), next(iter(data.settings)))
 
 
-def name_of(place: Place) -> str:
+def name_of(place: Condition) -> str:
     """An arm, with its level where it has one."""
     level, arm = place
     return f"{arm} at {level}" if level else arm

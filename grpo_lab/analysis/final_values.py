@@ -238,7 +238,7 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
     if data.finished.empty:
         counts = ", ".join(f"{number} {status}" for status, number in data.runs["status"].value_counts().items())
         raise ValueError(
-            f"no cell of {data.record.name} is finished ({counts or 'it has no cells'}): "
+            f"no run of {data.record.name} is finished ({counts or 'it has no runs'}): "
             "start the sweep's command again, and draw when some are"
         )
     axis = axis or data.axis

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.budget.model_shape import BF16, FP32, ModelShape
 
 GIB = 2**30

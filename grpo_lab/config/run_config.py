@@ -20,8 +20,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
+from grpo_lab.budget.compute_account import Budget
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Budget
 from grpo_lab.checks import require_field, require_not_negative
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.stages import (
@@ -41,7 +41,7 @@ from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.metrics import SUITES, is_known
-from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tracking.mlflow_exporter import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault
 from grpo_lab.tricks.baseline import Baseline

@@ -108,7 +108,7 @@ def sync_sampler(settings: SyncSettings, state: RunState, queue: RolloutQueue) -
     state.keep_weights(settings.kept_versions)
     state.unproven = True
     probe_sync(settings, state)
-    state.refresh_reference(settings.reference.mixes(state.ledger.steps - 1))
+    state.refresh_reference(settings.reference.mixes(state.account.steps - 1))
 
 
 def probe_sync(settings: SyncSettings, state: RunState) -> None:
@@ -116,7 +116,7 @@ def probe_sync(settings: SyncSettings, state: RunState) -> None:
 
     Only for schedules whose batches are older than the learner. There a comparison after the step would take
     staleness for a failed sync. Other schedules use `check_last_sync`, which costs nothing. The responses enter no
-    batch and no ledger.
+    batch and no account.
     """
     if settings.schedule.keeps_sampler_current:
         return

@@ -178,7 +178,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
             reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
     if state.teacher is not None:
         taught = state.teacher.logprobs(
-            rollouts, state.temperature, state.precision, state.microbatching, state.device, state.ledger
+            rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     if logprobs is not None:
         weights = tricks.correction(logprobs, sampler, sampled)
@@ -190,7 +190,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns
     chosen = in_loss if entropy is None else in_loss & tricks.entropy.keeps(entropy, sampled)
     if state.critic is not None:
-        values = state.critic.values(rollouts, state.ledger)
+        values = state.critic.values(rollouts, state.account)
     metrics |= token_fractions(sampled, weights, accepted, in_loss, chosen)
     if taught is not None and sampled.any():
         assert old is not None, "needs_logprobs has it computed"
@@ -269,7 +269,7 @@ def train_on(
     settings: UpdateSettings, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
 ) -> UpdateAccumulator:
     """Stage 10: all optimiser steps of policy and critic on one batch."""
-    rollouts, step = inputs.rollouts, state.ledger.steps
+    rollouts, step = inputs.rollouts, state.account.steps
     accumulator = UpdateAccumulator.of(inputs, state.updates)
     updates, loss = settings.updates, settings.loss
     updates.begin(state.optimizer)
@@ -285,14 +285,14 @@ def train_on(
         assert before.values is not None, "compute_logprobs asks the critic"
         learnt = rollouts.sampled_mask & before.graded.in_statistics.flatten()[:, None]
         targets = advantages.centred + before.values
-        accumulator.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.ledger)
+        accumulator.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.account)
     if before.logprobs is not None:  # these cover all sampled tokens, the first update only some of them
         accumulator.logprobs, accumulator.logprob_mask = before.logprobs, rollouts.sampled_mask
     check_last_sync(
         state, rollouts, accumulator.logprobs, accumulator.logprob_mask, accumulator.version, settings.agreement
     )
-    state.ledger.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
-    state.ledger.steps += 1
+    state.account.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
+    state.account.steps += 1
     if accumulator.reports:
         state.entropy_coef = loss.entropy.next_coef(state.entropy_coef, accumulator.mean("entropy"))
     if state.precision.scales_loss:
@@ -305,7 +305,7 @@ def _batch_logprobs(
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
     """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision."""
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
-    state.ledger.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
+    state.account.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
     return rollout_logprobs(
         model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy
     )
@@ -333,7 +333,7 @@ def marked(
     with torch.no_grad():
         own = [_read(state, batches[place], False, False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
-        state.ledger.forwarded(state.model_flops, *_sizes(batch))
+        state.account.forwarded(state.model_flops, *_sizes(batch))
     return mark_tokens(tricks, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
 
 
@@ -363,16 +363,16 @@ def update(
         if logprobs is not None:
             accumulator.note_logprobs(batch.rows, logprobs, batch.loss_mask)
         accumulator.note_affected(batch.rows, output.affected)
-        state.ledger.trained(state.model_flops, *_sizes(batch), 0)
+        state.account.trained(state.model_flops, *_sizes(batch), 0)
     outputs = [output for output, _ in passes]
-    state.ledger.trained_tokens += tokens  # including rows that were skipped in the forward pass
+    state.account.trained_tokens += tokens  # including rows that were skipped in the forward pass
     loss = accumulator.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {state.updates}")
     if state.precision.scales_loss and _overflows(state):
         accumulator.overflowed += 1
         return
-    spent = state.ledger.spent(settings.budget)
+    spent = state.account.spent(settings.budget)
     accumulator.reports.append(settings.optimizer.step(state.optimizer, state.updates, spent))
     state.updates += 1
 
@@ -413,5 +413,5 @@ def _read(
 
 
 def _sizes(batch: Batch) -> tuple[list[int], list[int]]:
-    """Prompt and response lengths of a microbatch's rows, for the ledger."""
+    """Prompt and response lengths of a microbatch's rows, for the account."""
     return list(map(len, batch.prompts)), batch.response_mask.sum(dim=1).tolist()

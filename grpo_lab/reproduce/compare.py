@@ -30,10 +30,10 @@ import pandas as pd
 
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.run.checkpoint import complete
+from grpo_lab.tracking.checksums import MANIFEST, read_json
 from grpo_lab.tracking.provenance import COMPUTING
 from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
 from grpo_lab.tracking.run_reader import has_ended, read_steps
-from grpo_lab.tracking.whole import MANIFEST, read_json
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-3  # what rounding may make of a logged number
 _OF_ROUNDING = 1e-5  # and of mismatch/*, which measures rounding: the largest of many differences, each good to 1e-6
@@ -310,6 +310,6 @@ def _facts(folder: Path) -> dict[str, str]:
     return {name: " and ".join(sorted(set(values))) for name, values in facts.items()}
 
 
-def _commit(stretch: Mapping[str, Any]) -> str:
-    dirty = f" with changes {(stretch['diff_sha256'] or '')[:8]}".rstrip() if stretch["dirty"] else ""
-    return f"{(stretch['commit'] or 'none')[:12]}{dirty}"
+def _commit(segment: Mapping[str, Any]) -> str:
+    dirty = f" with changes {(segment['diff_sha256'] or '')[:8]}".rstrip() if segment["dirty"] else ""
+    return f"{(segment['commit'] or 'none')[:12]}{dirty}"

@@ -60,7 +60,7 @@ class StartedGroup:
 
 @dataclass
 class Spent:
-    """Token counts of one call of the sampler, for the ledger and the cost model.
+    """Token counts of one call of the sampler, for the account and the cost model.
 
     `prompts` are prompt lengths [P]. `before` and `added` are response tokens that existed before the call and that
     the call added [P][G]; `injected` of the added ones were injected by a trick. `discarded` tokens were thrown away

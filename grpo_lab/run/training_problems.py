@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits, QuestionSettings, SamplingSettings
@@ -50,10 +50,10 @@ class TrainingProblems:
         seconds = sum(rates.seconds for rates in self.rates)
         return {"pass_rate": seconds} if self.rates else {}
 
-    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, ledger: Ledger) -> None:
-        """Count in `ledger` what was sampled to measure pass rates, whenever that was."""
+    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, account: ComputeAccount) -> None:
+        """Count in `account` what was sampled to measure pass rates, whenever that was."""
         for rates in self.rates:
-            rates.charge(cost_model, max_rows, cost, ledger)
+            rates.charge(cost_model, max_rows, cost, account)
 
     def record(self) -> dict[str, Any] | None:
         """For run.json: the number of problems trained on, a hash of them, what was dropped; None without filters."""

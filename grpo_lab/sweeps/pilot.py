@@ -1,6 +1,6 @@
-"""The pilot of a sweep: short runs that tell, before its first cell starts, whether tricks act as required.
+"""The pilot of a sweep: short runs that tell, before its first run starts, whether tricks act as required.
 
-Pilots lie in `<runs_dir>/pilots/<code>/`, recorded there under the sweep's name, and are no cells of it. `<code>` is a
+Pilots lie in `<runs_dir>/pilots/<code>/`, recorded there under the sweep's name, and are no runs of it. `<code>` is a
 digest of the code that they ran: with the same code and declaration they are finished, and made only once.
 """
 
@@ -92,7 +92,7 @@ def run_pilot(
 
     Raises ValueError where the control ends within the margin of the ceiling of a predicted gain: it cannot win.
 
-    `start` runs cells. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
+    `start` executes runs. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
     another pilot did not finish.
     """
     todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
@@ -118,7 +118,7 @@ def run_pilot(
     data = load_sweep(runs_dir, name)
     if len(data.counted) < len(data.runs):
         what = "was stopped" if any(was_stopped(cell.folder) for cell in cells) else "failed"
-        raise ValueError(f"no cell was started, because a pilot {what} (see {runs_dir}); the same command tries again")
+        raise ValueError(f"no run was started, because a pilot {what} (see {runs_dir}); the same command tries again")
     if impossible := impossible_gains(design, final_values(data)):
         raise ValueError(
             f"no run was started: the pilot's control leaves no headroom for a gain ({'; '.join(impossible)}). "

@@ -1,4 +1,4 @@
-"""A sweep from its command line to its last cell: declare, expand, check everything, start, report.
+"""A sweep from its command line to its last run: declare, expand, check everything, start, report.
 
 Hydra calls it through two thin classes in the `hydra_plugins` namespace.
 """
@@ -41,12 +41,12 @@ from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.terminal import Terminal, printable, say
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SweepSettings:
 
 
 class SweepFailed(SystemExit):
-    """Some cells failed or were stopped; the message lists them, and the exit status is 1."""
+    """Some runs failed or were stopped; the message lists them, and the exit status is 1."""
 
 
 @contextlib.contextmanager
@@ -91,10 +91,10 @@ def ends_in_words() -> Iterator[None]:
 def run_sweep(
     config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, settings: SweepSettings
 ) -> list[JobReturn]:
-    """Run every unfinished cell and return the launcher's results.
+    """Execute every unfinished run and return the launcher's results.
 
     `config` is the sweep's own composed configuration, and `arguments` its overrides as typed. `compose` turns a
-    cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
+    run's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
     console = Terminal()
     design, declared, arguments = _declaration(config, arguments, settings)
@@ -160,7 +160,7 @@ def run_sweep(
     _say_whose(console, name, finished)
     _say_shared(console, cells)
     if cells and not todo:
-        console.say(f"{name}: all {len(cells)} cells are finished")
+        console.say(f"{name}: all {len(cells)} runs are finished")
     if todo:
         announce_sweep(folder, True, uri)
     ended = None
@@ -197,7 +197,7 @@ def _tune(
 
 
 def _resolve_models(cells: Sequence[Cell]) -> None:
-    """Build or find every base model once, instead of in all first cells at the same moment."""
+    """Build or find every base model once, instead of in all first runs at the same moment."""
     models = {repr(cell.run.model): cell.run.model for cell in cells if not has_ended(cell.folder)}
     for model in models.values():
         model.resolve()
@@ -237,7 +237,7 @@ def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
 def _declaration(
     config: DictConfig, arguments: Sequence[str], settings: SweepSettings
 ) -> tuple[Design | None, Any, Sequence[str]]:
-    """The design, the entries that it is read from, and the arguments for its cells."""
+    """The design, the entries that it is read from, and the arguments for its runs."""
     if additions := settings.add or settings.leave_one_out:
         kind = "add" if settings.add else "leave_one_out"
         declared, arguments = exploratory(kind, additions, arguments, config)
@@ -259,7 +259,7 @@ def _declared(config: DictConfig) -> Any:
 
 
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
-    """Print which finished cells ran under another sweep, their one parent in MLflow; the charts of both show them."""
+    """Print which finished runs ran under another sweep, their one parent in MLflow; the charts of both show them."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
@@ -284,14 +284,14 @@ def _show(
 
     runs = sum(not cell.same_as for cell in cells)
     once = "" if runs == len(cells) else f", which are {runs} runs"
-    console.say(f"{name}: {len(cells)} cells{once}; none is started")
+    console.say(f"{name}: {len(cells)} runs{once}; none is started")
     for cell in cells:
         one = expected.get(cell.plan.title)
         about = "" if one is None or math.isnan(one.seconds) else f"about {clock(one.seconds)}  "
         line_of(cell, run_status(cell.folder), about)
     if pilots:
         amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
-        line = f"pilots, before the first cell, of {amount}, in {pilots[0].run.runs_dir}:"
+        line = f"pilots, before the first run, of {amount}, in {pilots[0].run.runs_dir}:"
         console.say(line)
     for cell in pilots:
         line_of(cell, run_status(cell.folder))
@@ -312,8 +312,8 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     failed = [(cell, result) for cell, result in failed if not was_stopped(cell.folder)]
     lines = []
     for some, said in (
-        (failed, f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command retries them:"),
-        (stopped, f"{len(stopped)} of {len(cells)} cells of {name} were stopped; the same command resumes them:"),
+        (failed, f"error: {len(failed)} of {len(cells)} runs of {name} failed; the same command retries them:"),
+        (stopped, f"{len(stopped)} of {len(cells)} runs of {name} were stopped; the same command resumes them:"),
     ):
         lines += [said, *(f"  {cell.plan.title}: {result._return_value}" for cell, result in some)] if some else []
     raise SweepFailed(printable("\n".join(lines)))

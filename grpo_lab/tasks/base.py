@@ -141,7 +141,7 @@ class AnswerForm(Enum):
 
 
 @dataclass(frozen=True)
-class ForeignTask(Task):
+class ExternalTask(Task):
     """A task whose questions nobody made for the run's model, so that some may be too long for it."""
 
     max_prompt_tokens: (

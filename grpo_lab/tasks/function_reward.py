@@ -20,7 +20,7 @@ from grpo_lab.checks import require, require_positive
 from grpo_lab.tasks.base import Grader, Grades
 from grpo_lab.tasks.endpoint import warn_once
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
-from grpo_lab.tracking.whole import digest_of
+from grpo_lab.tracking.checksums import digest_of
 from grpo_lab.types import NoiseKey, Problem
 
 SAMPLES = 3  # problems on which a function is tried before a model loads

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package may not be installed
 
 from grpo_lab.tasks.grader_worker import serve
-from grpo_lab.tracking.whole import digest_of
+from grpo_lab.tracking.checksums import digest_of
 
 
 def load(function: str, digest: str) -> Callable[..., Any]:

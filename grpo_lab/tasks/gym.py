@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_lab.checks import require
-from grpo_lab.tasks.base import SPLITS, AnswerForm, ForeignTask
+from grpo_lab.tasks.base import SPLITS, AnswerForm, ExternalTask
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
 from grpo_lab.tasks.math_answers import MARKED, JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
@@ -32,7 +32,7 @@ _MORE = 3  # times as many questions are drawn as are wanted, before a family co
 
 
 @dataclass(frozen=True)
-class ReasoningGym(ForeignTask):
+class ReasoningGym(ExternalTask):
     """One family of questions; `downstream` changes its settings, and should make it harder.
 
     No question is in two splits. Without settings of their own, downstream
@@ -204,7 +204,7 @@ def _can_be_judged(details: str) -> bool:
     return isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())
 
 
-class Place(Enum):
+class AnswerPosition(Enum):
     """Where in a response its answer stands.
 
     marked       in the last `\\boxed{}`, or between the last `<answer>` and `</answer>`, whichever comes later
@@ -229,7 +229,7 @@ class GymScore(JudgedApart):
 
     pool: ClassVar[GraderPool] = GraderPool(Path(__file__).with_name("gym_worker.py"))
 
-    place: Place
+    place: AnswerPosition
     threshold: float
 
     def __post_init__(self) -> None:
@@ -260,14 +260,14 @@ class GymScore(JudgedApart):
     @property
     def reads(self) -> frozenset[AnswerForm]:
         """The last line is judged as it stands, with any mark in it."""
-        places = {Place.marked: MARKED, Place.last_line: frozenset({AnswerForm.free})}
+        places = {AnswerPosition.marked: MARKED, AnswerPosition.last_line: frozenset({AnswerForm.free})}
         return places.get(self.place, super().reads)
 
     def answer(self, text: str) -> str:
         """The answer that a response states, "" for none."""
-        if self.place is Place.marked:
+        if self.place is AnswerPosition.marked:
             return marked_answer(text) or ""
-        if self.place is Place.last_line:
+        if self.place is AnswerPosition.last_line:
             return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
         numbers = _NUMBER.findall(text)
         return numbers[-1].replace(",", "") if numbers else ""

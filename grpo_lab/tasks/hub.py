@@ -15,7 +15,7 @@ from grpo_lab.policy.loading import Attention, Loading, Lora
 from grpo_lab.policy.model_folder import check_tokens, check_weights, stop_token_ids
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.merged_adapter import CONFIG, merged
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.types import WeightType
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.checks import require
-from grpo_lab.tasks.base import SPLITS, ForeignTask
+from grpo_lab.tasks.base import SPLITS, ExternalTask
 from grpo_lab.tasks.columns import Columns, as_text, is_file, open_columns
 from grpo_lab.tasks.math_answers import last_box
 from grpo_lab.tricks.question_filter import word_runs
@@ -415,7 +415,7 @@ def _levels(texts: Sequence[str]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TableTask(Table, ForeignTask):
+class TableTask(Table, ExternalTask):
     """A table of questions for training, and where held-out and downstream questions come from.
 
     `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the
@@ -439,7 +439,7 @@ class TableTask(Table, ForeignTask):
 
     def __post_init__(self) -> None:
         Table.__post_init__(self)
-        ForeignTask.__post_init__(self)
+        ExternalTask.__post_init__(self)
         require_share(self.unreadable_share)
         low, high = self.lowest_pass_rate, self.highest_pass_rate
         require(0 <= low <= 1, "lowest_pass_rate", low, "in [0, 1]", "it is a share of answers")

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.checksums import CHECKSUM, read_checksummed, read_json, with_checksum
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.whole import SEAL, read_json, read_sealed, sealed
 
 FOLDER = "harness"
 AGAIN = "evaluate again with `grpo-lab evaluate ... --again`, or remove the file"
@@ -79,15 +79,15 @@ def result_path(folder: Path, suite: str, step: int) -> Path:
 def write_result(folder: Path, result: HarnessResult) -> Path:
     """Write it, replacing an earlier one; returns its path. Raises RunFolderError."""
     path = result_path(folder, result.suite, result.step)
-    write_json(path, sealed(asdict(result)), sort=False)
+    write_json(path, with_checksum(asdict(result)), sort=False)
     return path
 
 
 def read_result(path: Path) -> HarnessResult:
     """Read what `write_result` wrote. Raises ValueError with a remedy if it is not what was written."""
-    content = read_sealed(path, AGAIN)
+    content = read_checksummed(path, AGAIN)
     try:
-        return HarnessResult(**{name: value for name, value in content.items() if name != SEAL})
+        return HarnessResult(**{name: value for name, value in content.items() if name != CHECKSUM})
     except TypeError as error:
         raise ValueError(f"{path} was written by another version of grpo_lab ({error}): {AGAIN}") from error
 

@@ -289,7 +289,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("simulated/generating", "share", "of all simulated time", "how long the sampler was busy"),
     Metric("simulated/training", "share", "of all simulated time", "how long the learner was busy"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
-    Metric("foreign/*", "of the framework", "as logged", "a number of a foreign run without a name here"),
+    Metric("external/*", "of the framework", "as logged", "a number of an external run without a name here"),
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
     Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),

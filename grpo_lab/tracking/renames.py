@@ -23,8 +23,13 @@ METRICS = {
     "wish/slope": "target_length/slope",
     "wish/tokens": "target_length/mean",
 }
-_METRIC_FAMILIES = {"reward/kept_component/": "reward/in_loss_component/", "touched/": "active_fraction/"}
+_METRIC_FAMILIES = {
+    "reward/kept_component/": "reward/in_loss_component/",
+    "touched/": "active_fraction/",
+    "foreign/": "external/",
+}
 DONE_FIELDS = {"inert": "no_ops"}  # also of the runs of saved data, and tags of MLflow
+CLASSES = {"CardBase": "GpuBase"}  # of options, in the identity of a run
 ROLLOUT_COLUMNS = {"counted": "in_statistics", "trained": "in_loss"}
 # The first part of a dotted configuration key.
 KEYS = {
@@ -76,6 +81,8 @@ def with_done_fields(record: Mapping[str, Value]) -> dict[str, Value]:
     return {DONE_FIELDS.get(name, name): value for name, value in record.items()}
 
 
-def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value]:
-    """The same values, each under today's name of its key."""
-    return {config_key(key): value for key, value in config.items()}
+def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value | str]:
+    """The same values, each under today's name of its key; of classes of options the value is today's name too."""
+    today: dict[str, Value | str] = {config_key(key): value for key, value in config.items()}
+    classes = {key: str(value) for key, value in today.items() if key.endswith(".class")}
+    return today | {key: CLASSES.get(name, name) for key, name in classes.items()}

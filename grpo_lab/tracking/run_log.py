@@ -35,7 +35,7 @@ from grpo_lab.tracking.run_reader import STOP, Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
 LOCK_PATIENCE_SECONDS = 1.0  # longer than `is_held`, which takes the lock for microseconds
-MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be mirrored
+MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be exported
 NAME = re.compile(r"\w[\w.\- :]*(/\w[\w.\- :]*)*")
 
 logger = logging.getLogger("grpo_lab.tracking")

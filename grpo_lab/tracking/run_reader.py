@@ -207,7 +207,7 @@ class _Lines:
             if not (isinstance(values, dict) and isinstance(lost, dict) and set(lost.values()) <= NONFINITE.keys()):
                 raise ValueError(
                     f"{self._path} has a line of step {record['step']} that no run writes: it was edited, or the disk "
-                    "fails; restore it from a copy, or run the cell again in another folder"
+                    "fails; restore it from a copy, or start the run again in another folder"
                 )
         if lines:
             self._offset += sum(map(len, lines))

@@ -56,11 +56,11 @@ class SystemMonitor:
 
     def _run(self) -> None:
         try:
-            with _cards() as cards:
+            with _gpus() as gpus:
                 number = _cut_partial(self.path)
                 _machine(self.path.parent)  # psutil's first share of busy time is of no interval
                 while not self._ended.wait(self.seconds):
-                    values = _machine(self.path.parent) | cards()
+                    values = _machine(self.path.parent) | gpus()
                     line = {"sample": number, "wall": time.time_ns() // 1_000_000, "system": values}
                     with self.path.open("ab") as file:
                         file.write(json.dumps(line).encode() + b"\n")
@@ -112,7 +112,7 @@ def _machine(folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _cards() -> Iterator[Callable[[], dict[str, float]]]:
+def _gpus() -> Iterator[Callable[[], dict[str, float]]]:
     """What samples NVIDIA's cards; nothing where there is no card, no driver or no nvidia-ml-py."""
     try:
         import pynvml

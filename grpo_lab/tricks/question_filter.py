@@ -140,13 +140,13 @@ class ByText(QuestionFilter):
 
     def reasons(self, problems: Sequence[Problem], evaluated: Sequence[str]) -> list[str]:
         found = [next((form.value for form in self.forms if _RULES[form](one)), "") for one in problems]
-        _mark_foreign(self, problems, found)
+        _mark_other_languages(self, problems, found)
         _mark_overlap(self, problems, evaluated, found)
         _mark_alike(self, problems, evaluated, found)
         return found
 
 
-def _mark_foreign(rule: ByText, problems: Sequence[Problem], found: list[str]) -> None:
+def _mark_other_languages(rule: ByText, problems: Sequence[Problem], found: list[str]) -> None:
     """Write into `found` what is in another language."""
     if not rule.languages:
         return

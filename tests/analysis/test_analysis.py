@@ -261,7 +261,7 @@ def test_device_seconds_can_be_the_axis(planted: Callable[..., SweepData]) -> No
     assert {axes.get_xlabel() for axes in draw_curves(data, final_values(data)).figure.axes} == {"device seconds"}
 
 
-# ---- cells that are missing, failed, unfinished or unreadable
+# ---- runs that are missing, failed, unfinished or unreadable
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_runs_that_reached_x_count_and_all_others_are_named(ragged: SweepData) -
     assert (mask["n"], mask["n_finished"], mask["n_planned"], mask["n_pairs"]) == (3, 2, 7, 3)
     assert pd.isna(score["difference"]) and mask["difference"] == pytest.approx(0.1, abs=0.01)
     text = verdict_text(ragged, finals)
-    assert "Finished cells: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
+    assert "Finished runs: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
     assert "failed: mask seed 2: FloatingPointError: the loss is nan at update 7" in text
     assert "unfinished: mask seed 3" in text
     assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
@@ -429,7 +429,7 @@ def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
     declare(tmp_path, cells, design(seeds=[0, 1]))
     data = load_sweep(tmp_path, "planted")
     text = verdict_text(data, final_values(data))
-    assert "Declared after 2 of its cells had been started" in text and "declaration 2 of this sweep" in text
+    assert "Declared after 2 of its runs had been started" in text and "declaration 2 of this sweep" in text
 
 
 # ---- what tells arms apart
@@ -522,8 +522,8 @@ def test_figures_from_saved_data_are_those_from_runs(planted: Callable[..., Swee
     assert [path.read_bytes() for path in paths] == first
     direct = build("planted", str(tmp_path), tmp_path / "data", tmp_path / "a", ["figures"])
     saved = build("planted", str(tmp_path / "nowhere"), tmp_path / "data", tmp_path / "b", ["figures"])
-    assert direct.source == "run folders, 6 finished cells, saved data have 6"
-    assert saved.source == "saved data, 6 finished cells"
+    assert direct.source == "run folders, 6 finished runs, saved data have 6"
+    assert saved.source == "saved data, 6 finished runs"
     names = [path.name for path in direct.paths]
     assert names == [path.name for path in saved.paths]
     for name in (name for name in names if not name.endswith(".json")):
@@ -726,8 +726,8 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert saved.stdout.startswith("experiments/planted/data/planted.parquet")
     drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
     assert drawn.returncode == 0, drawn.stderr
-    notice = "There is no folder runs: these are the 6 cells saved in experiments/planted/data."
-    assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished cells\n\nplanted: 6 of ")
+    notice = "There is no folder runs: these are the 6 runs saved in experiments/planted/data."
+    assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished runs\n\nplanted: 6 of ")
     assert f"\n\n{QUESTION}\n" in drawn.stdout, "the verdict follows the table of arms"
     assert drawn.stderr == ""
     *_, blank, figure, page, store, files = drawn.stdout.splitlines()
@@ -793,33 +793,33 @@ def test_a_sweep_without_a_finished_cell_says_so(tmp_path: Path) -> None:
     declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
     write_run(tmp_path / "score/seed=0", planted_rows("score", 0), "partial")
     data = load_sweep(tmp_path, "planted")
-    with pytest.raises(ValueError, match=r"no cell of planted is finished \(1 partial, 1 new\)"):
+    with pytest.raises(ValueError, match=r"no run of planted is finished \(1 partial, 1 new\)"):
         final_values(data)
 
 
 def test_a_part_does_not_replace_the_whole(planted: Callable[..., SweepData], tmp_path: Path) -> None:
-    """A demonstration shares the experiment's name: its few cells must not overwrite the published figure or data."""
+    """A demonstration shares the experiment's name: its few runs must not overwrite the published figure or data."""
     whole = planted()
     save_data(whole, tmp_path / "data")
     part = replace(whole, runs=whole.runs.iloc[:2])
-    with pytest.raises(ValueError, match="holds 6 finished cells, these runs 2: finish the sweep, or save to another"):
+    with pytest.raises(ValueError, match="holds 6 finished runs, these runs 2: finish the sweep, or save to another"):
         save_data(part, tmp_path / "data")
     for row in whole.runs.iloc[2:].itertuples():
         (tmp_path / row.folder / "DONE").unlink()
     chosen = read_source(str(tmp_path), "planted", tmp_path / "data")
-    assert chosen.source == "saved data, 6 finished cells, run folders have 2"
+    assert chosen.source == "saved data, 6 finished runs, run folders have 2"
     assert (
         chosen.notice
-        == f"{tmp_path} has 2 finished runs of planted: these are the 6 cells saved in {tmp_path / 'data'}."
+        == f"{tmp_path} has 2 finished runs of planted: these are the 6 runs saved in {tmp_path / 'data'}."
     )
     assert read_source(str(tmp_path), "planted", None).notice == ""
     elsewhere = read_source(str(tmp_path / "data"), "planted", tmp_path / "data")
-    assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 cells saved in ")
+    assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 runs saved in ")
     assert len(read_source(str(tmp_path), "planted", None).finished) == 2
 
 
 def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: Path) -> None:
-    """Each part adds its cells to what is saved; what is there at last is what one sweep would have saved."""
+    """Each part adds its runs to what is saved; what is there at last is what one sweep would have saved."""
     whole = planted()
     save_data(whole, tmp_path / "at_once")
 
@@ -840,7 +840,7 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         pd.testing.assert_frame_equal(one, other[one.columns])
     assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
     assert [one["metric"] for one in parts.record.pilot] == ["active_fraction/2", "active_fraction/0"]
-    # A cell that both hold is the one that was run again; another declaration keeps nothing of before.
+    # A run that both hold is the one that was run again; another declaration keeps nothing of before.
     again = part((0,))
     again = replace(again, points=again.points.assign(**{"reward/mean": 7.0}))
     joined = with_saved(again, tmp_path / "parts")

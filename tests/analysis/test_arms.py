@@ -52,7 +52,7 @@ def sweep(seeds: int = 5, **changes: object) -> SweepData:
 
 
 def rows_of(table: list[str]) -> dict[str, list[str]]:
-    """The cells of every row by its name, a difference under that of the arm above it."""
+    """The runs of every row by its name, a difference under that of the arm above it."""
     start = next(number for number, line in enumerate(table) if line.startswith("  arm "))
     found, arm = {}, ""
     for line in table[start:]:

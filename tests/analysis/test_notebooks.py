@@ -93,7 +93,7 @@ def interval(text: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_notebook_says_which_sweep_it_is_about(printed: Callable[..., str], name: str) -> None:
     said = printed(name)
-    assert said.startswith("synthetic, from run folders, 16 finished cells.\nSYNTHETIC: are the planted effects found")
+    assert said.startswith("synthetic, from run folders, 16 finished runs.\nSYNTHETIC: are the planted effects found")
     assert "compared with base at 192,000 sampled tokens" in said  # 48 steps of 4,000
     assert "answers to single questions are here, samples of each: 2." in said
 
@@ -210,7 +210,7 @@ def test_saved_numbers_without_runs_and_without_answers(
     monkeypatch.setattr(show, "REPOSITORY", tmp_path)
     cells = pd.read_parquet(folder / "recipes.parquet").groupby(["arm", "level", "seed"]).ngroups
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")
-    assert said.startswith(f"recipes, from saved data, {cells} finished cells.")
+    assert said.startswith(f"recipes, from saved data, {cells} finished runs.")
     assert show.NO_ANSWERS in said and "t over seeds" not in said
     assert "Answers to single downstream questions were not saved" in said
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)
@@ -219,7 +219,7 @@ def test_saved_numbers_without_runs_and_without_answers(
 @pytest.mark.extended
 def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Callable[..., str]) -> None:
     said = printed("scaling", EXP="overlong", RUNS="nowhere")
-    assert said.startswith("overlong, from saved data, 50 finished cells.")
+    assert said.startswith("overlong, from saved data, 50 finished runs.")
     assert len(re.findall(r"^\w+ [\w+]+: (?:asymptote not identified|no fit|A = )", said, flags=re.M)) == 10
     assert "asymptote not identified" in said or "no fit" in said
 

@@ -15,7 +15,7 @@ from operations import Operations
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
@@ -137,7 +137,7 @@ def on_meta(run: RunConfig, cut: Microbatching) -> RunState:
     state = object.__new__(RunState)
     state.device, state.learner, state.microbatching, state.critic = META, model.to("meta"), cut, None
     state.optimizer, state.model_flops = run.optimizer.build(model.parameters()), ModelFlops.of(model)
-    state.ledger, state.updates = Ledger(), 0
+    state.account, state.updates = ComputeAccount(), 0
     state.precision, state.temperature = run.learner_precision, run.engine.temperature
     state.loss_scale = torch.amp.GradScaler("cpu", enabled=False)
     return state

@@ -55,10 +55,10 @@ def test_the_loss_and_the_weights_are_those_of_plain_code(tmp_path: Path, make_r
             optimizer.zero_grad()
             total, tokens = total + float(loss), tokens + count
         losses.append(total / tokens)
-    metrics, ledger = state.start.metrics, state.ledger
+    metrics, account = state.start.metrics, state.account
     assert metrics["sft/loss"] == pytest.approx(losses[-1], abs=1e-5) and losses[-1] < losses[0]
     assert metrics["sft/answers"] == len(chosen) and metrics["active_fraction/sft"] == len(chosen) / 24
-    assert ledger.trained_tokens == 2 * tokens and ledger.sampled_tokens == 0 and ledger.flops > 0
+    assert account.trained_tokens == 2 * tokens and account.sampled_tokens == 0 and account.flops > 0
     ours, theirs = state.learner.state_dict(), model.state_dict()
     before = load_file(tiny_base / "model.safetensors")
     for name, weights in theirs.items():

@@ -34,7 +34,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.update import scaled
 from grpo_lab.policy.batching import StepInputs, make_minibatch, totals_of
-from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.groups import GroupMaker
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
@@ -470,13 +470,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def queue_of(run: RunConfig, state: RunState) -> RolloutQueue:
     """The queue that generates for a run that is open."""
-    return open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
+    return open_queue(run, state.session, state.tokenizer, state.problems, state.account, state.model_flops)
 
 
-def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> Continuations:
+def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> PrefixRollouts:
     """What baselines that generate ask, in a run that is open."""
     maker = maker_of(run, state)
-    return Continuations(maker, run.task.step_end, state.session, state.ledger, state.model_flops, rollouts)
+    return PrefixRollouts(maker, run.task.step_end, state.session, state.account, state.model_flops, rollouts)
 
 
 def maker_of(run: RunConfig, state: RunState) -> GroupMaker:

@@ -1,4 +1,4 @@
-"""Pilots: tricks that must act, before the first cell starts and over the whole sweep, and designs with bases."""
+"""Pilots: tricks that must act, before the first run starts and over the whole sweep, and designs with bases."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use
 
 
 def sweep(folder: Path, *words: str) -> None:
-    """`python -m grpo_lab.train +experiments=acting` in this process; its cells have processes of their own."""
+    """`python -m grpo_lab.train +experiments=acting` in this process; its runs have processes of their own."""
     multirun("+experiments=acting", f"runs_dir='{folder / 'my runs'}'", *words)
 
 
@@ -267,7 +267,7 @@ def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(
 ) -> None:
     sweep(experiment, "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
-    assert "acting: 3 cells; none is started" in said and "pilots, before the first cell, of 0.5 steps" in said
+    assert "acting: 3 runs; none is started" in said and "pilots, before the first run, of 0.5 steps" in said
     assert said.count("seed=1 ") == 3 and not (experiment / "my runs").exists()
     sweep(experiment, "hydra.sweeper.dry_run=true", "hydra.sweeper.pilot=false")
     assert "pilots" not in capfd.readouterr().err

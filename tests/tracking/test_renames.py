@@ -12,6 +12,7 @@ from declared_experiments import saved_data
 from grpo_lab.analysis.report.reader import COLUMNS, TOKEN_COLUMNS, read_rollouts
 from grpo_lab.analysis.sources.sweep_data import LABELS, _under_todays_names
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.run.identity import recorded_identity
 from grpo_lab.tracking.metrics import REGISTRY, find
 from grpo_lab.tracking.renames import (
     KEYS,
@@ -90,3 +91,9 @@ def test_active_fractions_of_before_are_read_and_declared_by_their_first_name() 
     assert metric_name("average/touched/scale") == "average/active_fraction/scale"
     assert first_metric_name("average/active_fraction/scale") == "average/touched/scale"
     assert metric_name("touched/surrogate") == "train/clip_fraction"
+
+
+def test_a_run_of_before_has_the_identity_of_the_same_run_today() -> None:
+    there = {"identity": {"model.class": "CardBase", "pace.class": "CostModel", "template.wish": 1, "device": "cpu"}}
+    today = {"model.class": "GpuBase", "cost_model.class": "CostModel", "template.target_length": 1, "device": "cpu"}
+    assert recorded_identity(there) == today

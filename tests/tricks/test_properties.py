@@ -195,7 +195,7 @@ groups = st.integers(2, 5).flatmap(
 
 
 def tables(values, cells) -> st.SearchStrategy:
-    """One drawn cell for each reward."""
+    """One drawn run for each reward."""
     return st.tuples(*(st.tuples(*(cells for _ in row)) for row in values))
 
 

@@ -116,14 +116,14 @@ def divergence_table(
 
 
 def _over_runs(cell: Sequence[Track], name: str, values: Sequence[float], unit: str = "pp", note: str = "") -> Row:
-    """Mean and interval of one number per run of a cell, those that are NaN left out; pp are shares times 100."""
+    """Mean and interval of one number per run of an arm, those that are NaN left out; pp are shares times 100."""
     scale = 100 if unit.startswith("pp") and unit != "pp/pp" else 1
     own = mean_of_tracks(cell, [scale * value for value in values])
     return Row(PREFIX + name, unit, own.mean, own.low, own.high, own.n, note)
 
 
 def _absent(cell: Sequence[Track], *names: str) -> str:
-    """Which of these metrics no run of the cell logged, in words."""
+    """Which of these metrics no run of the arm logged, in words."""
     missing = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in cell)]
     return ", ".join(f"{metric} was not logged" for metric in missing)
 

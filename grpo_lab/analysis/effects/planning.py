@@ -36,7 +36,7 @@ BASES = (3, 4, 6, 8, 12, 16)
 ALONE = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # seeds, where there is one base model
 TRIALS = 400  # simulated sweeps, which give a power to within 5 points
 
-Place = tuple[str, str]  # level and arm
+Condition = tuple[str, str]  # level and arm
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _of_pairs(runs: Scatter) -> Scatter:
 
 
 def _differences(
-    finals: FinalValues, metric: str, contrasts: Sequence[tuple[Place, Place]]
-) -> dict[tuple[Place, Place], tuple[pd.Series, int]]:
+    finals: FinalValues, metric: str, contrasts: Sequence[tuple[Condition, Condition]]
+) -> dict[tuple[Condition, Condition], tuple[pd.Series, int]]:
     """Differences by seed of the contrasts that have some, without collapsed pairs, and how many collapsed."""
     found = {}
     for place, reference in dict.fromkeys(contrasts):
@@ -149,7 +149,7 @@ def _differences(
     return found
 
 
-def _without(finals: FinalValues, metric: str, place: Place) -> tuple[pd.Series, int]:
+def _without(finals: FinalValues, metric: str, place: Condition) -> tuple[pd.Series, int]:
     """The values of an arm without collapsed runs, and how many collapsed."""
     whole = finals.of(*place, metric)
     left = whole[[seed not in finals.fallen(place) for seed in whole.index]]

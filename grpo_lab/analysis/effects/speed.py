@@ -22,7 +22,7 @@ from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.config.design import Design, Direction
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.checksums import read_json
 
 SHARES = (0.5, 0.9)  # of the control's gain
 FITTING = "problems that fit into it"  # the row of an environment profile that bounds held-out accuracy

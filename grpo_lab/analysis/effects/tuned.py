@@ -84,7 +84,7 @@ def tuned(data: SweepData, finals: FinalValues) -> list[Tuned]:
 
 
 def _places(design: Design) -> dict[str, dict[str, str]]:
-    """Place -> setting -> level."""
+    """Condition -> setting -> level."""
     places: dict[str, dict[str, str]] = {}
     for level in design.levels:
         where, _, setting = level.rpartition("_")

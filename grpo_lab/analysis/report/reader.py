@@ -14,9 +14,9 @@ from rich.text import Text
 
 from grpo_lab.analysis.figures.style import BLUE, VERMILLION
 from grpo_lab.analysis.table_rows import records_of
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 TOKEN_COLUMNS = ("token_advantage", "token_in_loss", "token_clipped", "token_sampled")
 COLUMNS = (

@@ -246,7 +246,7 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def _refused(curves: Mapping[int | None, Curve], first: float) -> str:
-    """Why there is no sigmoid for these; one seed's reason is the cell's, as leaving it out would be selection."""
+    """Why there is no sigmoid for these; one seed's reason is the arm's, as leaving it out would be selection."""
     found = Counter(filter(None, (refusal(*curve, first, of=len(curves)) for curve in curves.values())))
     if found:
         return "; ".join(f"{words}{_of(number, len(curves))}" for words, number in found.items())
@@ -310,7 +310,7 @@ def _target(control: Mapping[int, Curve], budget: float) -> float:
 
 
 def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
-    """One row per cell: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
+    """One row per arm: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
 
     Columns that end in `_low` and `_high` are 95% intervals: of the three parameters by the method in `kind`, of all
     others t over seeds.
