@@ -176,7 +176,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 
 def _on_gpu(device: str) -> bool:
-    """Whether a run's device is a GPU, as far as this machine tells."""
+    """True if a run's device is a GPU, as far as this machine tells."""
     import torch
 
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())

@@ -53,7 +53,7 @@ class Start:
 
     @property
     def active(self) -> dict[str, float]:
-        """What every step logs: the share of the chosen problems that gave an answer to learn."""
+        """Metrics of every step: the share of the chosen problems that gave an answer to learn."""
         return {name: value for name, value in self.metrics.items() if is_active_fraction(name)}
 
     @property

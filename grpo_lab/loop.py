@@ -155,7 +155,7 @@ def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, f
 
 
 def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
-    """What `start` is on every rank but the first: the same training, which writes and prints nothing."""
+    """Do the same training as `start` on every rank but the first, without writing or printing."""
     told: Any = ranks.from_first(None)
     if told is None:  # the run is finished
         return

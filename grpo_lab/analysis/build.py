@@ -42,7 +42,7 @@ REPORTS = Path("analysis/reports")
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` made.
+    """The result of `build`.
 
     `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `text` is the
     table of arms with the verdict. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
@@ -131,7 +131,7 @@ def build_report(
 
 
 def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> dict[str, str]:
-    """What stands below the verdict, by heading; "" where the sweep has nothing to say there."""
+    """Sections below the verdict, by heading; "" where the sweep has nothing to say there."""
     null = f"those of {data.control} without a loss"
     return {
         "Suites": suites_text(data, finals),
@@ -149,7 +149,7 @@ def _number(value: float) -> float | None:
 
 
 def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str]) -> dict[str, Any]:
-    """What a figure was made from, as JSON values: runs, code, declaration, rules and judgements."""
+    """The sources of a figure as JSON values: runs, code, declaration, rules and judgements."""
     record = data.record
     runs = data.runs[["level", "arm", "seed", "run_key", "mlflow_run_id", "folder", "status", "commit", "dirty"]]
     return {

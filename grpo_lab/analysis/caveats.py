@@ -1,4 +1,4 @@
-"""What a reader must know before believing a sweep's numbers: what is missing, and where runs were not alike."""
+"""Caveats of a sweep's numbers: what is missing, and where runs were not alike."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _external(data: SweepData) -> list[str]:
 
 
 def place(data: SweepData, level: str, arm: str) -> str:
-    """What to call an arm where a sweep has levels."""
+    """The name of an arm, with its level where a sweep has levels."""
     return f"{arm} at {data.design.factor}={level}" if data.design and data.design.factor else arm
 
 

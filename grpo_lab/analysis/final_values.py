@@ -137,7 +137,7 @@ class FinalValues:
 
     @property
     def brackets(self) -> str:
-        """What an interval of these values is, in one sentence part."""
+        """The kind of interval of these values, as part of a sentence."""
         bases = len(set(self.bases.values()))
         return (
             f"95% t interval over {bases} base models, for a new base model"
@@ -207,16 +207,16 @@ class FinalValues:
         return seed_differences(self.of(level, arm, metric), self.of(level, control, metric))
 
     def masks(self, level: str, arm: str) -> bool:
-        """Whether any run of the arm masked truncated rows."""
+        """True if any run of the arm masked truncated rows."""
         return bool(self._runs(level, arm)["masks"].any())
 
     def filters(self, level: str, arm: str) -> bool:
-        """Whether groups left the batch of any run of the arm, or never came into it."""
+        """True if groups left the batch of any run of the arm, or never came into it."""
         return bool(self._runs(level, arm)["filters"].any())
 
 
 def is_rated(metric: str) -> bool:
-    """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
+    """True if a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
     if metric.startswith((BELOW_BEST, LOG_ODDS, *_SHARES)):
         return False
     metric = logged_name(metric)
@@ -224,7 +224,7 @@ def is_rated(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
+    """True if a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
     if metric.startswith((LOG_ODDS, *_SHARES)):
         return False
     return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
@@ -341,7 +341,7 @@ def reached(x: np.ndarray, values: np.ndarray, target: float) -> float:
 
 
 def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:
-    """Whether held-out accuracy ends below half of its own start, and at least 10 points below."""
+    """True if held-out accuracy ends below half of its own start, and at least 10 points below."""
     evaluated = run[HELDOUT].dropna() if HELDOUT in run else run["step"].head(0)
     if evaluated.empty:
         return False
@@ -354,7 +354,7 @@ def _column(run: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _masked(run: pd.DataFrame) -> bool:
-    """Whether the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
+    """True if the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
     ended = _column(run, "rollout/interrupted") + _column(run, "rollout/stopped")
     return bool((_column(run, "active_fraction/truncation") - ended > 1e-9).any())
 

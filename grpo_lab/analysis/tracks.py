@@ -213,7 +213,7 @@ def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.nda
 
 @dataclass(frozen=True)
 class Answers:
-    """What the runs of an arm answered to the Q questions of a suite that all of K evaluations asked.
+    """The answers of an arm's runs to the Q questions of a suite that all K evaluations share.
 
     `samples` and `correct` are [S, K + 1, Q]: the shared evaluations before X, then the two around X, of which the
     second has the weight `lean` [S].

@@ -98,11 +98,11 @@ class CountPrediction:
     level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
 
     def holds(self, number: int) -> bool:
-        """Whether the prediction came true for `number` base models."""
+        """True if the prediction came true for `number` base models."""
         return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
 
     def sure(self, number: int, waiting: int) -> bool:
-        """Whether `waiting` more base models cannot change what `number` of the others say."""
+        """True if `waiting` more base models cannot change what `number` of the others say."""
         return self.holds(number) == self.holds(number + waiting)
 
 
@@ -132,7 +132,7 @@ class QuantityPrediction:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a source says of the contrast of one prediction, in our words.
+    """A claim of a source about the contrast of one prediction, in our words.
 
     `source` is an arXiv id or an address, `prediction` a position in the design's predictions, and `direction` what the
     source expects of that contrast; the prediction may expect something else. Only where the prediction has a margin

@@ -1,4 +1,4 @@
-"""What a run will optimise, as checkable text: `grpo-lab explain`, and explanation.txt in each run's folder.
+"""The objective of a run as checkable text: `grpo-lab explain`, and explanation.txt in each run's folder.
 
 The formula is assembled from the formulas of the chosen classes. Differences are listed against the nearest recipe.
 Rules, warnings and papers come from the sources that the run itself uses.

@@ -1,4 +1,4 @@
-"""Which options cannot be combined and which have no effect: a table of rules, and the check of a run against it.
+"""Incompatible options and options without effect: a table of rules, and the check of a run against it.
 
 A rule reads facts that the classes declare, never their names, so the same table covers options added later.
 """
@@ -58,7 +58,7 @@ def _lowest_reward(shaping: RewardShaping, reward: Grader) -> float:
 
 
 def _unread(asked: AnswerForm, read: frozenset[AnswerForm]) -> bool:
-    """Whether a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
+    """True if a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
     return asked is not AnswerForm.free and asked not in read
 
 
@@ -328,7 +328,7 @@ class IncompatibleRun(ValueError):
 
 
 def _removes(group_filter: GroupFilter, truncation: Truncation, rejection: Rejection, entropy: Entropy) -> bool:
-    """Whether some token can leave the loss."""
+    """True if some token can leave the loss."""
     filters = group_filter.removes_rows and not group_filter.refills
     return truncation.removes_rows or filters or rejection.removes_rows or entropy.selects_tokens
 

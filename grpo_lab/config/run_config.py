@@ -213,7 +213,7 @@ class RunConfig:
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether anything needs the learner's log-probs of the rollouts from before the updates.
+        """True if anything needs the learner's log-probs of the rollouts from before the updates.
 
         With one on-policy update they equal the learner's own and every ratio is 1, so they are not computed unless
         something else reads them.
@@ -225,23 +225,23 @@ class RunConfig:
 
     @property
     def sampler_is_learner(self) -> bool:
-        """Whether sampler and learner have the same weights and arithmetic, so that they differ only by rounding."""
+        """True if sampler and learner have the same weights and arithmetic, so that they differ only by rounding."""
         current = self.schedule.keeps_sampler_current and not self.group_filter.carries_over
         return current and not (self.learner_precision.rounds or self.sampler_precision.rounds)
 
     @property
     def on_policy(self) -> bool:
-        """Whether every ratio is 1: one update, on rollouts of the old policy itself."""
+        """True if every ratio is 1: one update, on rollouts of the old policy itself."""
         return self.updates.number == 1 and (self.old_policy.recomputes or self.sampler_is_learner)
 
     @property
     def reads_microbatches(self) -> bool:
-        """Whether the loss depends on how rows are divided into microbatches."""
+        """True if the loss depends on how rows are divided into microbatches."""
         return not self.aggregation.invariant or self.surrogate.mark_scope is Scope.microbatch
 
     @property
     def skips_rows(self) -> bool:
-        """Whether rows whose advantages are all exactly 0 are left out of the training passes.
+        """True if rows whose advantages are all exactly 0 are left out of the training passes.
 
         Such a row changes neither loss nor gradient unless one of the tricks named here reads it. Logged means over
         tokens (entropy, ratio, active fractions) do change: they cover only the tokens in the passes, and
@@ -346,7 +346,7 @@ VOLATILE = frozenset(
 
 
 def is_volatile(key: str) -> bool:
-    """Whether a dotted key, such as `tracking.uri`, is no part of a run's name and identity."""
+    """True if a dotted key, such as `tracking.uri`, is no part of a run's name and identity."""
     return not VOLATILE.isdisjoint((key, key.split(".")[0]))
 
 

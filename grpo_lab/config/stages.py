@@ -1,4 +1,4 @@
-"""What each stage of the loop reads of a run: the records that a RunConfig hands out."""
+"""Inputs of each stage of the loop: the records that a RunConfig hands out."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this rank writes and prints."""
+    """True if this rank writes and prints."""
     return rank() == 0
 
 
@@ -174,7 +174,7 @@ def from_first(value: T) -> T:
 
 
 def alone(make: Callable[[], T]) -> T:
-    """What `make` returns, which runs as a single rank: it needs no other."""
+    """Return what `make` returns, called as a single rank."""
     before = getattr(_solo, "alone", False)
     _solo.alone = True
     try:
@@ -184,7 +184,7 @@ def alone(make: Callable[[], T]) -> T:
 
 
 def on_first(make: Callable[[], T]) -> T:
-    """What `make` returns on the first rank, where alone it runs, and as a single rank."""
+    """Return what `make` returns on the first rank; only that rank calls it, as a single rank."""
     if number() == 1:
         return make()
     made: Any = alone(make) if is_first() else None

@@ -49,7 +49,7 @@ BASE = 0  # the step before the first
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a result beside the weights and the task; None is what the task or the harness says."""
+    """Settings that decide a result beside the weights and the task; None is the default of the task or harness."""
 
     metric: str | None
     limit: int | None  # questions of each task
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to evaluate, and how. `tasks` maps a suite to the task as the harness calls it."""
+    """The evaluations to run. `tasks` maps a suite to the task as the harness calls it."""
 
     harness: str
     tasks: Mapping[str, str]
@@ -288,7 +288,7 @@ def _before(weights: Weights, suite: str, plan: Plan) -> HarnessResult | None:
 
 
 def _replies(jobs: Sequence[tuple[str, str]], plan: Plan) -> Iterator[dict[str, Any]]:
-    """What the worker measured, one reply per model folder and task. Raises ValueError with what it said."""
+    """The worker's results, one reply per model folder and task. Raises ValueError with its message."""
     models = list(dict.fromkeys(folder for folder, _ in jobs))
     request = asdict(plan.settings) | {
         "jobs": {folder: [task for one, task in jobs if one == folder] for folder in models},

@@ -52,7 +52,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: a metric or a column of a table, from which step on, and by how much at most.
+    """A difference: a metric or a column of a table, its first step, and its largest size.
 
     `largest` is NaN where there is no number to subtract; `note` then says what differs. `rounds` says whether it is no
     more than rounding makes of such a number.
@@ -281,7 +281,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 
 
 def _elsewhere(there: Path, here: Path) -> tuple[list[tuple[str, str, str]], bool]:
-    """What differs in where and with what the two were computed, and whether that explains rounding."""
+    """Differences of machine and software between the two, and whether these explain rounding."""
     facts = [_facts(folder) for folder in (there, here)]
     names = list(dict.fromkeys([*facts[0], *facts[1]]))
     rows = [(name, facts[0].get(name, "-"), facts[1].get(name, "-")) for name in names]

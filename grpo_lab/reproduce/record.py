@@ -54,7 +54,7 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its own end."""
+        """True if it has come to its own end."""
         return has_ended(self.folder)
 
     def processes(self, steps: int | None) -> int:
@@ -195,7 +195,7 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
 
 
 def device_name(record: Record) -> str:
-    """What to ask for: as recorded, and where that was a choice of its own, the kind that it chose."""
+    """The device to use: as recorded, and where that was a choice of its own, the kind that it chose."""
     return record.device if record.run.device == "auto" else record.run.device
 
 

@@ -290,7 +290,7 @@ _TABLES = 10  # of rollouts, evenly over the budget
 
 
 def table_is_due(every: int | None, step: int, before: float, after: float) -> bool:
-    """Whether this step's rollouts are kept, where it took the spent share of the budget from `before` to `after`.
+    """True if this step's rollouts are kept, where it took the spent share of the budget from `before` to `after`.
 
     The first step's and the last step's always are; between them each `every`-th from the first on, or without
     `every` those of the steps that spend another tenth of the budget.

@@ -99,7 +99,7 @@ class RunState:
 
     @property
     def policy_learns(self) -> bool:
-        """Whether the current step trains the policy, and not only its critic."""
+        """True if the current step trains the policy, and not only its critic."""
         return self.critic is None or not self.critic.plan.policy_waits(self.account.steps)
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class RunState:
         return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
     def shards(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """What a checkpoint of several ranks keeps in shards; {} with one rank. `names`: to load these, on any number.
+        """The sharded part of a checkpoint of several ranks; {} with one rank. `names`: to load these, on any number.
 
         The optimisers, the critic, and the reference if it changes. The learner itself is saved whole, as a model.
         """
@@ -189,7 +189,7 @@ class RunState:
             self.reference.load_state_dict(held["reference"])
 
     def to_state(self, log_position: int, with_reference: bool, shards: Collection[str] = ()) -> dict[str, Any]:
-        """What a checkpoint saves beside the learner's weights; noise is counter-based and has no state.
+        """The content of a checkpoint beside the learner's weights; noise is counter-based and has no state.
 
         `shards` are the names of what is saved elsewhere, each rank its part.
         """
@@ -371,7 +371,7 @@ def open_state(
         return placed(model, device).requires_grad_(False)
 
     def settled(model: PreTrainedModel, packs: bool) -> bool:
-        """Whether this model packs rows too. It is split over the ranks then, and was never whole on one of several."""
+        """True if this model packs rows too. It is split over the ranks then, and was never whole on one of several."""
         with layer_by_layer(model):
             packs = packs and packing.prepare(model)
         shard(model, run.learner_precision)

@@ -30,7 +30,7 @@ from grpo_lab.types import Problem
 
 @dataclass(frozen=True)
 class TrainingProblems:
-    """What is trained on.
+    """The training problems and how they were chosen.
 
     `whole` is the number of problems of the training split. `dropped` counts those that left, by axis and reason, in
     the order in which the filters are applied. `rates` are what the base model was asked for it. `metrics` are logged
@@ -154,7 +154,7 @@ def training_problems(
 
 
 def pass_rates_text(found: TrainingProblems) -> str:
-    """What was measured, for a terminal: a line for each number of right answers, what it cost, and where it is."""
+    """The pass rates for a terminal: a line for each number of right answers, the cost and the file."""
     lines = []
     for rates in found.rates:
         right = Counter(rates.right)

@@ -79,12 +79,12 @@ def key_of(override: str) -> str:
 
 
 def is_hidden(key: str) -> bool:
-    """Whether a key is in no sweep's name: it says where and how runs are computed, or which of several."""
+    """True if a key is in no sweep's name: it says where and how runs are computed, or which of several."""
     return is_volatile(key) or key.split(".")[0] in ("seed", "plugins", "hydra")
 
 
 def is_own(override: str) -> bool:
-    """Whether an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
+    """True if an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
     return key_of(override).split(".")[0].split("@")[0] in ("experiments", "design")
 
 
@@ -237,7 +237,7 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
 
 
 def _refers_to_labels(config: DictConfig) -> bool:
-    """Whether another value of the configuration may follow from the seed, the base or the run."""
+    """True if another value of the configuration may follow from the seed, the base or the run."""
     return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
 
 
@@ -312,7 +312,7 @@ def _changed(cell: Cell, control: Cell) -> list[str]:
 
 
 def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
-    """Whether some of these slots has an effect in the run or in its control."""
+    """True if some of these slots has an effect in the run or in its control."""
     return not set(changed) <= _no_op_axes(cell) & _no_op_axes(control)
 
 

@@ -1,4 +1,4 @@
-"""What is left of a sweep is expected to cost: seconds, tokens and operations, from runs that were measured.
+"""Expected cost of the rest of a sweep: seconds, tokens and operations, from runs that were measured.
 
 A run's cost is the mean over up to eight measured runs of the best source that there is, each scaled to the run's
 budget. Sources, the best first:
@@ -42,7 +42,7 @@ NOT_MEASURED = "no run measured yet: start one run, or the pilot"
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a finished run cost: seconds of its stages, and what it spent on each budget by name."""
+    """Cost of a finished run: seconds of its stages, and the amount of each budget by name."""
 
     seconds: float
     spent: Mapping[str, float]
@@ -60,7 +60,7 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left of one run: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
+    """The rest of one run: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
 
     cell: Cell
     seconds: float
@@ -91,7 +91,7 @@ def measured(folder: Path) -> RunCost | None:
 
 
 def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> list[Estimate]:
-    """What is left of the runs of a sweep that are to run, in their order. `pilots` are the sweep's, run or not."""
+    """The rest of a sweep's runs, in their order. `pilots` are the sweep's, run or not."""
     sources = _Sources([cell for cell in cells if not cell.same_as], pilots, name, runs_dir)
     todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
     return [_estimate(cell, *sources.of(cell)) for cell in todo]
@@ -192,7 +192,7 @@ def wall_seconds(seconds: Sequence[float], workers: int) -> float:
 
 
 def estimate_lines(found: Sequence[Estimate], workers: int) -> list[str]:
-    """What is left in all, and what that rests on."""
+    """Total of the rest, and the runs that it is estimated from."""
     if not found:
         return ["nothing is left to run"]
     known = [one for one in found if not math.isnan(one.seconds)]

@@ -78,7 +78,7 @@ class Started(ABC):
         """End it at once; `gone` says when it has ended."""
 
     def gone(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """True once every process of the run has exited."""
         return self.poll() is not None
 
 

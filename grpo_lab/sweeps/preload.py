@@ -1,4 +1,4 @@
-"""What the server of fork_server.py imports before it forks runs.
+"""Imports of the server of fork_server.py before it forks runs.
 
 Options are not registered here: plugins of users are code of their runs, which read their command lines afresh.
 """

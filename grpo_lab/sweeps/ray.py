@@ -26,7 +26,7 @@ _OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What each run asks of its node; None leaves it out."""
+    """Resources that each run requests of its node; None leaves it out."""
 
     cpus: float | None  # None: the threads of the run's processes
     gpus: float  # less than one shares a GPU among runs
@@ -42,7 +42,7 @@ class RaySettings:
             raise ValueError(f"hydra.launcher.gpus must be a whole number or below 1, got {self.gpus}")
 
     def needs(self, job: Job) -> dict[str, float]:
-        """What a node must have for the job, as Ray counts it."""
+        """Resources of a node for the job, as Ray counts them."""
         memory = {} if self.memory_gb is None else {"memory": math.ceil(self.memory_gb * 2**30)}
         return {"CPU": float(self.cpus or job.threads * job.processes), "GPU": self.gpus, **memory, **self.resources}
 

@@ -53,7 +53,7 @@ _ALIVE = frozenset(
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """What each job asks for; an empty text or None leaves it to the cluster."""
+    """Resources that each job requests; an empty text or None leaves it to the cluster."""
 
     partition: str
     account: str
@@ -105,7 +105,7 @@ class SlurmSettings:
 
 
 class CellJob:
-    """What a job does on its node: execute the run in a process of its own. submitit pickles it."""
+    """The work of a job on its node: execute the run in a process of its own. submitit pickles it."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class CellJob:
         return DelayedSubmission(CellJob(*same, vain, self.patience))
 
     def _waited(self, how: int = 0) -> bool:
-        """Whether the run's process has ended, once it has; `__call__` still waits for it itself.
+        """True if the run's process has ended, once it has; `__call__` still waits for it itself.
 
         Raises ChildProcessError once it was waited for.
         """
@@ -190,7 +190,7 @@ class CellJob:
 
 
 class _Queue:
-    """What Slurm says of this user's jobs, asked at most every few seconds."""
+    """Slurm's state of this user's jobs, queried at most every few seconds."""
 
     def __init__(self) -> None:
         self.tried = self.answered = -math.inf
@@ -287,7 +287,7 @@ class _SlurmJob(Started):
         self.ended: float | None = None  # when Slurm was first heard to have ended it
 
     def alive(self) -> bool:
-        """Whether Slurm runs it or is going to; true until it has answered."""
+        """True if Slurm runs it or is going to; true until it has answered."""
         known = self.queue.state(self.job, self.since)
         return known is None or known[0] in _ALIVE
 
@@ -349,7 +349,7 @@ def _scancel(jobs: Sequence[str], *options: str) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What sbatch has said, its several lines in one; of an error on a node the last line of its traceback."""
+    """The output of sbatch, its lines joined; of an error on a node the last line of its traceback."""
     text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line.partition("error: ")[2] for line in lines if line.startswith("sbatch: error: ")]

@@ -56,7 +56,7 @@ class CellStatus:
     activity: str = ""  # what it is doing, where that takes long
 
     def is_called(self, name: str) -> bool:
-        """Whether a user means this run: by its title, its folder or the folder's name."""
+        """True if a user means this run: by its title, its folder or the folder's name."""
         return name in (self.title, self.folder.parent.name) or Path(name).absolute() == self.folder.absolute()
 
     @property

@@ -65,7 +65,7 @@ class Search:
     studies: Studies
 
     def trials(self, place: ArmLevel) -> list[StudyTrial]:
-        """What was tried so far, of the trials that are declared."""
+        """The trials so far."""
         return self.studies.trials(self.study(place))[: self.tuning.trials]
 
     def study(self, place: ArmLevel) -> str:
@@ -92,7 +92,7 @@ class Search:
         return found
 
     def settled(self) -> Callable[[Plan], Plan]:
-        """What gives a plan the numbers of its level and arm: those chosen, before that the middle of each range."""
+        """A function that sets the numbers of a plan: those chosen, before that the middle of each range."""
         numbers = {
             place: {key: own.number(0.5) for key, own in self.tuning.of(place[1]).items()} for place in self.plans
         } | {(one.level, one.arm): one.chosen.numbers for one in self.chosen()}

@@ -240,7 +240,7 @@ class _Live:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong with a request, in one line: the error, and the one that it came from."""
+    """The error of a request in one line: the error, and the one that it came from."""
     cause = error.__cause__
     below = "" if cause is None else f" ({type(cause).__name__}: {str(cause)[:100]!r})"
     return f"{type(error).__name__}: {str(error)[:200]!r}{below}"

@@ -58,7 +58,7 @@ def make_judge() -> Callable[[str, str, bool], float | str]:
     arguments = [taken(function) for function in functions]
 
     def judge(asked: str, response: str, anywhere: bool) -> float | str:
-        """What the function gives, or why it gave nothing."""
+        """The function's result, or the reason why it gave none."""
         place, known = json.loads(asked)
         names, given = arguments[place], {**known, "response": response}
         try:

@@ -83,7 +83,7 @@ class ReasoningGym(ExternalTask):
 
 
 def _alike(settings: Mapping[str, Any], downstream: Mapping[str, Any]) -> bool:
-    """Whether downstream questions have the settings of all others."""
+    """True if downstream questions have the settings of all others."""
     return {**settings, **downstream} == settings
 
 
@@ -188,14 +188,14 @@ def create(family: str, settings: Mapping[str, Any], seed: int, size: int) -> Pr
 
 
 def score(details: str, answer: str) -> float:
-    """What its family gives an answer to a problem with these `details`: 1 for a right one, perhaps part of it else."""
+    """The family's score of an answer to a problem with these `details`: 1 for a right one, in part else."""
     known = json.loads(details)
     family = create(known["family"], known["settings"], 0, 1)
     return float(family.score_answer(answer, known["entry"]))
 
 
 def _can_be_judged(details: str) -> bool:
-    """Whether `score` finds in the details of a problem what it needs."""
+    """True if `score` finds in the details of a problem what it needs."""
     try:
         known = json.loads(details)
     except (ValueError, RecursionError):

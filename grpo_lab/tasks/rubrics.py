@@ -237,7 +237,7 @@ class Rubric(Grader):
         return Grades(outcomes, components)
 
     def _answers(self, asked: Sequence[tuple[Problem, str, Item]]) -> list[str | None]:
-        """What the judge says of each response by a rubric; None where no answer came."""
+        """The judge's score of each response by a rubric; None where no answer came."""
         prompts = [
             filled(self.prompt, question=p.question, answer=p.answer, response=text, rubric=item.description)
             for p, text, item in asked

@@ -116,7 +116,7 @@ class Smollm2(Model):
         return hashlib.sha256(written.encode()).hexdigest()[:16]
 
     def written(self) -> dict[str, Any]:
-        """What decides on the folder's content, as plain values."""
+        """The values that determine the folder's content, as plain values."""
         given = {name: value for name, value in asdict(self).items() if name not in ("file", "lora")}
         return {"code_version": CODE_VERSION, **given}
 

@@ -107,12 +107,12 @@ class Table:
 
     @property
     def at_hand(self) -> bool:
-        """Whether its rows are on this machine."""
+        """True if its rows are on this machine."""
         return Path(self.path).expanduser().exists()
 
     @property
     def source(self) -> tuple[str, str, str, str]:
-        """What tells rows of two tables apart; how they are read does not. A file has one split."""
+        """The key that distinguishes rows of two tables, whichever way they are read. A file has one split."""
         return (self.path, "", "", "") if is_file(self.path) else (self.path, self.subset, self.split, self.revision)
 
     def rows(self) -> tuple[TableRow, ...]:
@@ -289,7 +289,7 @@ def _row(
 
 
 def _at(place: _ColumnPath, value: Any, what: str) -> tuple[Any, str]:
-    """What stands at a place of a row, and the system message of the conversation that it is from.
+    """The value at a place of a row, and the system message of the conversation that it is from.
 
     Of a conversation the question is the user's message. Raises _Unusable if there is none, or more to read than that.
     """
@@ -380,7 +380,7 @@ def _part(text: str, what: str, place: str, pattern: str) -> str:
 
 
 def _details(places: Sequence[_ColumnPath], values: Mapping[str, Any]) -> str:
-    """What else a grader needs: a text as it is, anything else as JSON; several columns as an object of their names."""
+    """More input of a grader: a text as it is, anything else as JSON; several columns as an object of their names."""
     found = {place.written: _at(place, values[place.column], "details")[0] for place in places}
     value = found if len(places) > 1 else next(iter(found.values()))
     if value is None or isinstance(value, str):
@@ -464,7 +464,7 @@ class TableTask(Table, ExternalTask):
         return super().at_hand and self.heldout.at_hand and self.downstream.at_hand
 
     def within_bounds(self, row: TableRow) -> bool:
-        """Whether the row may be trained on by its pass rate."""
+        """True if the row may be trained on by its pass rate."""
         if not self._bounded:
             return True
         return row.pass_rate is not None and self.lowest_pass_rate <= row.pass_rate <= self.highest_pass_rate

@@ -1,4 +1,4 @@
-"""What a run records: its folder is the truth, and MLflow a copy that can be filled from it at any time.
+"""The records of a run: its folder is the truth, and MLflow a copy that can be filled from it at any time.
 
 `run_log` writes the folder and `run_reader` reads it, both with the files and locks of `files`. `provenance`
 records what ran and where; `whole` checks whether files still are what was written. `mlflow_exporter` copies the

@@ -68,7 +68,7 @@ PRIME_RL_SUITE = {"num_output_tokens/mean": "length", "is_truncated/mean": "trun
 
 @dataclass(frozen=True)
 class Chosen:
-    """What only the user knows of an external log; "" leaves it to what there is one of."""
+    """Facts of an external log that only the user knows; "" leaves it to what there is one of."""
 
     accuracy: str = ""  # the reward function that says whether an answer is right
     heldout: str = ""  # the evaluation set of held-out questions

@@ -1,4 +1,4 @@
-"""What evaluation harnesses measured of a run's checkpoints: sealed files in the run's folder, beside its own log.
+"""Results of evaluation harnesses for a run's checkpoints: checksummed files in the run's folder, beside its own log.
 
     harness/<suite>/step=000100.json      what was measured, of which weights, and how; sealed with a digest
     harness/<suite>/step=000100.parquet   every question, response and score
@@ -27,7 +27,7 @@ AGAIN = "evaluate again with `grpo-lab evaluate ... --again`, or remove the file
 
 @dataclass(frozen=True)
 class HarnessResult:
-    """What one harness measured on one task, of the weights after one step.
+    """The result of one harness on one task, for the weights after one step.
 
     `metrics` maps each metric to its value and stderr; `metric` is the one that counts as accuracy. `questions` is a
     hash of all prompts and targets, `weights` the fingerprint of the weights. `history` is a hash of the run's log up

@@ -523,7 +523,7 @@ def _fits(pattern: str, part: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Whether a run logs such a metric or analysis derives it."""
+    """True if a run logs such a metric or analysis derives it."""
     if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
         return False
     if name.startswith(OF_EVALUATIONS) and not logged_name(name).startswith("eval/"):
@@ -538,7 +538,7 @@ def is_known(name: str) -> bool:
 
 
 def is_asked(name: str) -> bool:
-    """Whether a run or a harness has the suite of an evaluation metric; True for all other metrics."""
+    """True if a run or a harness has the suite of an evaluation metric; True for all other metrics."""
     first, _, rest = logged_name(name).partition("/")
     suite = rest.partition("/")[0]
     asked = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()

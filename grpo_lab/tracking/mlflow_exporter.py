@@ -67,7 +67,7 @@ class Exported(Tracking):
 
     @abstractmethod
     def sender(self, folder: Path) -> FolderSender:
-        """What sends the run in `folder` to this tracker; not yet connected."""
+        """The sender of the run in `folder` to this tracker; not yet connected."""
 
     def exporter(self, folder: Path) -> Exporter:
         return Exporter(

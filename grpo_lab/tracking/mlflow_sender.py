@@ -65,7 +65,7 @@ class _Cursor:
 
 
 class FolderSender(ABC):
-    """What sends one run folder to one tracker. Every method may raise."""
+    """The sender of one run folder to one tracker. Every method may raise."""
 
     @abstractmethod
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:

@@ -71,7 +71,7 @@ def _pages(runs: Path, database: Path, here: str, analyse: Analyse, say: Callabl
 
 
 def _is_file(uri: str, database: Path) -> bool:
-    """Whether the URI is that of this SQLite file, whatever links lead there."""
+    """True if the URI is that of this SQLite file, whatever links lead there."""
     return uri.startswith(_SQLITE) and Path(uri.removeprefix(_SQLITE)).resolve() == database
 
 

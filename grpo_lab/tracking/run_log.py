@@ -159,7 +159,7 @@ class RunLog:
 
     @property
     def empty(self) -> bool:
-        """Whether no step is logged."""
+        """True if no step is logged."""
         return os.fstat(self._metrics).st_size == 0
 
     def stamp(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class StepSender(FolderSender):
 
 
 def _finite(points: Points) -> dict[str, float | int]:
-    """What trackers can draw; metrics.jsonl keeps what is not finite."""
+    """The finite values, which trackers can draw; metrics.jsonl keeps the others."""
     return {name: value for name, value in points.items() if math.isfinite(value)}
 
 

@@ -113,7 +113,7 @@ def _machine(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def _gpus() -> Iterator[Callable[[], dict[str, float]]]:
-    """What samples NVIDIA's cards; nothing where there is no card, no driver or no nvidia-ml-py."""
+    """The sampler of NVIDIA's GPUs; it samples nothing without a GPU, a driver or nvidia-ml-py."""
     try:
         import pynvml
 

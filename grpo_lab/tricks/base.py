@@ -35,7 +35,7 @@ class Trick:
 
 
 def formula_fault(cls: type[Trick]) -> str:
-    """What is wrong with an option's formula and how to fix it; "" when it can be printed."""
+    """The fault of an option's formula and its fix; "" when it can be printed."""
     text = getattr(cls, "formula", "")
     if not text:
         return (

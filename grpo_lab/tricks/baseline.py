@@ -19,7 +19,7 @@ from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
 
 
 class Weights(Enum):
-    """What counts once in a statistic: each row, or each sampled token that rejection left in."""
+    """The unit of a statistic: each row, or each sampled token that rejection left in."""
 
     rows = "rows"
     tokens = "tokens"
@@ -53,7 +53,7 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True)
 class Credit:
-    """What a baseline may read of a batch besides the rewards of whole responses.
+    """Inputs of a baseline besides the rewards of whole responses.
 
     `token_rewards` add up to the row's reward: the KL penalty of a token is its own reward, the rest is at the last
     sampled token. `values` are the critic's estimates for the state before each token; None without a critic.

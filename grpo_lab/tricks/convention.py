@@ -23,14 +23,14 @@ class AlphaForm(Enum):
 
 
 class CapForm(Enum):
-    """What CISPO's `cap` bounds: the weight itself (TRL), or the weight minus 1 (MiniMax-M1's text, verl)."""
+    """The quantity bounded by CISPO's `cap`: the weight (TRL), or the weight minus 1 (MiniMax-M1's text, verl)."""
 
     absolute = "absolute"
     one_plus = "one_plus"
 
 
 class BoundForm(Enum):
-    """What the bounds of a k1 rejection apply to: the ratio old / sampler, or its inverse (verl)."""
+    """The quantity that the bounds of a k1 rejection apply to: the ratio old / sampler, or its inverse (verl)."""
 
     ratio = "ratio"
     inverse = "inverse"
@@ -44,7 +44,7 @@ class Width(Enum):
 
 
 class Floor(Enum):
-    """What keeps a batch standard deviation above 0: eps added to it or to its variance, or a least variance."""
+    """The term that keeps a batch standard deviation above 0: eps added to it or its variance, or a least variance."""
 
     added = "added"
     in_variance = "in_variance"

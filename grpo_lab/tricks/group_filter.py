@@ -53,7 +53,7 @@ class GroupFilter(Trick, ABC):
 
     @property
     def reads_reward(self) -> bool:
-        """Whether the shaped reward decides."""
+        """True if the shaped reward decides."""
         return False
 
     @property
@@ -73,7 +73,7 @@ class GroupFilter(Trick, ABC):
         return Collected(source.groups(number), tuple(range(number)))
 
     def accepts(self, group: Graded) -> bool:
-        """Whether a group [1, G] may take a place in the batch."""
+        """True if a group [1, G] may take a place in the batch."""
         return True
 
     def check_thrown(self, made: Sequence[Groups], thrown: int, number: int) -> None:

@@ -41,7 +41,7 @@ class Kl(Trick, ABC):
         old_logprobs: Float[Tensor, "M T"],
         ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
-        """What each token adds to the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
+        """Each token's term of the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
         if not self.needs_reference:
             return torch.zeros_like(logprobs)
         assert ref_logprobs is not None, "needs_reference makes the loop compute them"
@@ -57,7 +57,7 @@ class Kl(Trick, ABC):
         ref_logprobs: Float[Tensor, "N T"] | None,
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
-        """What each token adds to the reward, negative on average, float64; 0 unless `shapes_reward`."""
+        """Each token's KL penalty in the reward, negative on average, float64; 0 unless `shapes_reward`."""
         return torch.zeros(sampled_mask.shape, dtype=torch.float64)
 
     def shape(self, graded: Graded, penalties: Float[Tensor, "N T"]) -> Graded:

@@ -16,21 +16,21 @@ from grpo_lab.tricks.base import Trick
 
 @dataclass(frozen=True)
 class PassRate(Trick, ABC):
-    """What the base model's own answers say of a training problem before RL."""
+    """Pass rate of the base model on a training problem before RL, and what follows from it."""
 
     @property
     def ranks(self) -> bool:
-        """Whether the pass rate becomes the problem's difficulty."""
+        """True if the pass rate becomes the problem's difficulty."""
         return False
 
     @property
     def drops(self) -> bool:
-        """Whether a pass rate or a guess can make a problem leave."""
+        """True if a pass rate or a guess can make a problem leave."""
         return False
 
     @property
     def guesses(self) -> bool:
-        """Whether answers without reasoning are tried."""
+        """True if answers without reasoning are tried."""
         return False
 
 

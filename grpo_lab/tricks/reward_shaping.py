@@ -25,7 +25,7 @@ class RewardShaping(Trick, ABC):
 
     @property
     def out_of_proportion(self) -> bool:
-        """Whether its numbers hardly suit the length of responses."""
+        """True if its numbers hardly suit the length of responses."""
         return False
 
     @property

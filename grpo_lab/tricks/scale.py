@@ -24,7 +24,7 @@ class Deviation(Enum):
 
 
 class AllWrong(Enum):
-    """What MaxRL gives a response of an all-wrong group: nothing, or -1."""
+    """The advantage that MaxRL gives a response of an all-wrong group: nothing, or -1."""
 
     zero = "zero"
     minus_one = "minus_one"

@@ -18,7 +18,7 @@ from grpo_lab.types import Bool, Float, Tensor
 
 @dataclass(frozen=True)
 class SurrogateInputs:
-    """What a surrogate reads of a microbatch; entries outside `loss_mask` are meaningless.
+    """Inputs of a surrogate for a microbatch; entries outside `loss_mask` are meaningless.
 
     `logprobs` and `log_ratio` carry gradient; the importance axis computes `log_ratio`. `marked` are the tokens that
     `Surrogate.mark` chose.

@@ -15,7 +15,7 @@ from grpo_lab.types import Bool, Float, Tensor, WeightType
 
 @dataclass(frozen=True)
 class Teacher(Trick, ABC):
-    """What a teacher's log-probs make of the advantages.
+    """The change of the advantages by a teacher's log-probs.
 
     `needs_model`: the loop loads the teacher and reads its log-probs of the rollouts and the old policy's.
     """
@@ -25,7 +25,7 @@ class Teacher(Trick, ABC):
     @property
     @abstractmethod
     def replaces_reward(self) -> bool:
-        """Whether nothing of the reward reaches the loss."""
+        """True if nothing of the reward reaches the loss."""
 
     @abstractmethod
     def __call__(

@@ -1,4 +1,4 @@
-"""What announces a loss of downstream accuracy: how well, how early, and how often in vain.
+"""Early-warning indicators of a loss of downstream accuracy: how well, how early, and how often in vain.
 
 A loss is an evaluation at which downstream accuracy E is at least 10 points below its value at step 0. An indicator is
 read at every evaluation after step 0, before the loss and before the last evaluation, as its change since the start in
@@ -96,7 +96,7 @@ def lost_at(track: Track) -> int | None:
 
 
 def can_lose(track: Track) -> bool:
-    """Whether the run was evaluated throughout and began with as much accuracy as a loss takes."""
+    """True if the run was evaluated throughout and began with as much accuracy as a loss takes."""
     return bool(np.isfinite(track.downstream).all() and track.downstream[0] >= LOSS)
 
 

@@ -161,7 +161,7 @@ def _without(finals: FinalValues, metric: str, place: Condition) -> tuple[pd.Ser
 
 @dataclass(frozen=True)
 class Question:
-    """What a test is asked to find: an effect of this size, or, `within`, that a true 0 is within this margin.
+    """The target of a test: an effect of this size, or, `within`, that a true 0 is within this margin.
 
     `family` is how many predictions Holm counts.
     """
@@ -172,7 +172,7 @@ class Question:
 
     @property
     def alpha(self) -> float:
-        """What the smallest p of the family must be below."""
+        """The threshold of the smallest p of the family."""
         return ALPHA / self.family
 
     def power(self, sd: float, observations: int) -> float:
@@ -423,7 +423,7 @@ def _met(scatter: Scatter, many: bool) -> Scatter:
 
 
 def _questions(design: Design, metric: str, effects: Sequence[float], family: int) -> list[tuple[Question, int]]:
-    """What is to be found on a metric, each with the position of a prediction that asks it."""
+    """The targets on a metric, each with the position of the prediction that sets it."""
     found: dict[Question, int] = {}
     for at, one in enumerate(design.predictions):
         if one.metric != metric:

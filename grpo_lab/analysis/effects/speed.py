@@ -1,4 +1,4 @@
-"""The two co-primary outcomes of a claim of gain: how fast an arm learns, and whether it had room to end higher.
+"""The two co-primary endpoints of a claim of gain: how fast an arm learns, and whether it had room to end higher.
 
 Speed is the sampled tokens that an arm takes to reach a share of its control's gain, over those of the control. It is
 read off the evaluations, by straight lines between them, for each pair of runs of one seed. The final value is judged
@@ -31,7 +31,7 @@ Cell = tuple[str, str]  # level and arm
 
 
 def has_speed(metric: str) -> bool:
-    """Whether the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
+    """True if the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
     return metric.startswith("eval/") and metric.endswith("accuracy") and is_rated(metric)
 
 

@@ -26,7 +26,7 @@ from grpo_lab.config.design import Design
 
 @dataclass(frozen=True)
 class Setting:
-    """What one setting of an arm did: the mean over `runs` of `planned` runs, NaN for none; `stopped` of them are 0."""
+    """One setting of an arm: the mean over `runs` of `planned` runs, NaN for none; `stopped` of them are 0."""
 
     mean: float
     runs: int

@@ -61,7 +61,7 @@ class Judgement:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Those that both have."""
+        """Seeds that both have."""
         return self.comparison.seeds
 
 

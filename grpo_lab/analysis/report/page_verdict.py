@@ -163,7 +163,7 @@ def _measure(row: pd.Series) -> str:
 
 
 def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> str:
-    """Which arms' gaps, and drops after the peak, are significantly above zero."""
+    """The arms whose gap, or drop after the peak, is significantly above zero."""
     parts = []
     for name, words in _OPENED.items():
         found = {place(data, *cell): row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
@@ -181,7 +181,7 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
 
 
 def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
-    """What choosing an arm by its training reward would have cost, a line for each level."""
+    """The regret of choosing an arm by its training reward, a line for each level."""
     lines = []
     for level, here in rows.groupby("level", sort=False):
         named = here.set_index("metric")

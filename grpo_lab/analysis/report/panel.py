@@ -147,7 +147,7 @@ def _group(key: str, tricks: Sequence[str], detail: str, plain: str) -> dict[str
 
 
 def _plain(data: SweepData, key: str) -> str:
-    """What the control has for a key that no trick of it sets."""
+    """The control's value of a key that no trick of it sets."""
     words = data.design.arms[data.control] if data.design else data.control.split(",")
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == key]
     return f"plain ({chosen[0]})" if chosen and f"{key}={chosen[0]}" not in data.contents(data.control) else "plain"

@@ -118,7 +118,7 @@ class CellFit:
 
     @property
     def unbounded(self) -> bool:
-        """Whether the interval of A reaches 1, the largest accuracy there is."""
+        """True if the interval of A reaches 1, the largest accuracy there is."""
         return bool(self.fits) and self.asymptote.high >= 1
 
     @cached_property
@@ -138,7 +138,7 @@ class CellFit:
 
     @property
     def identified(self) -> bool:
-        """Whether the asymptote can be read off these runs."""
+        """True if the asymptote can be read off these runs."""
         return not self.reasons
 
     @cached_property

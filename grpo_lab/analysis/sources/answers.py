@@ -1,4 +1,4 @@
-"""What a run answered: one row per evaluation, suite and question, from the tables in its folder."""
+"""The answers of a run: one row per evaluation, suite and question, from the tables in its folder."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("grpo_lab.analysis")
 
 @dataclass(frozen=True)
 class RunTables:
-    """What was measured of a run (step and one float column per metric) and what it answered (`answers.COLUMNS`)."""
+    """The metrics of a run (step and one float column per metric) and its answers (`answers.COLUMNS`)."""
 
     points: pd.DataFrame
     answers: pd.DataFrame
@@ -69,7 +69,7 @@ def read_tables(folder: Path) -> RunTables:
 
 
 def _measured(folder: Path, rows: int) -> pd.DataFrame:
-    """What harnesses measured of a run, a row per logged step; a current result is of one of them."""
+    """Results of evaluation harnesses for a run, a row per logged step; a current result is of one of them."""
     columns: dict[str, list[float]] = {}
     for result in current_results(folder):
         for name, value in result.logged().items():

@@ -57,7 +57,7 @@ def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read of the runs, by MLflow's id: points, run.json, and error.txt of those that did not finish."""
+    """Files read of the runs, by MLflow's id: points, run.json, and error.txt of those that did not finish."""
 
     points: Mapping[str, pd.DataFrame]
     described: Mapping[str, bytes | None]

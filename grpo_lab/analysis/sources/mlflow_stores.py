@@ -54,7 +54,7 @@ class MlflowRun:
 
 
 class Store(ABC):
-    """What analysis reads from a store; deleted runs and experiments are left out."""
+    """The records that analysis reads from a store; deleted runs and experiments are left out."""
 
     @abstractmethod
     def tagged(self, name: str, value: str | None = None) -> list[MlflowRun]:

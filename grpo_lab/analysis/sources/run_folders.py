@@ -140,7 +140,7 @@ def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
 
 
 def _has_checksums(folder: Path) -> bool:
-    """Whether DONE of the run in `folder` holds digests of its tables."""
+    """True if DONE of the run in `folder` holds digests of its tables."""
     return (folder / "DONE").exists() and "files" in _read_json(folder / "DONE")
 
 

@@ -183,7 +183,7 @@ def _without_twins(points: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, 
 
 
 def _with_twins(points: pd.DataFrame, twins: Sequence[tuple[int, str, str]]) -> pd.DataFrame:
-    """What `_without_twins` was given."""
+    """The input of `_without_twins`."""
     names = [str(name) for name in points.columns]
     for place, name, _ in twins:
         names.insert(place, name)
