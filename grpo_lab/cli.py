@@ -80,7 +80,7 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[ExportRepor
     from grpo_lab.tracking.trackers import replay
 
     if wrong := [word for word in overrides if not word.startswith("tracking.")]:
-        raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
+        raise ValueError(f"{wrong[0]}: --to takes only overrides of the tracker, such as tracking.folder=/there")
     config = compose_config([f"tracking={to}", f"runs_dir='{_runs_dir_of(folder.absolute())}'", *overrides])
     tracking = OmegaConf.to_object(config.tracking)
     return sync_all(folder, tracking.uri, sweep_results) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
@@ -176,7 +176,7 @@ def explain_run(arguments: argparse.Namespace) -> None:
 
 
 def _on_gpu(device: str) -> bool:
-    """True if a run's device is a GPU, as far as this machine tells."""
+    """True if a run's device is a GPU, as far as this machine shows."""
     import torch
 
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
@@ -522,12 +522,12 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     )
     evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
     evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
-    evaluated.add_argument("--limit", type=int, help="ask so many questions of each task")
+    evaluated.add_argument("--limit", type=int, help="number of questions of each task")
     evaluated.add_argument("--num-fewshot", type=int, help="solved examples before each question (lm_eval)")
     evaluated.add_argument("--apply-chat-template", action="store_true", help="ask as the model's chats do")
     evaluated.add_argument("--include-path", help="a folder with tasks of your own (lm_eval)")
     evaluated.add_argument("--batch-size", default="16", help="a number, or auto (lm_eval); default: 16")
-    evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a card where there is one)")
+    evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a GPU where there is one)")
     evaluated.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
     evaluated.add_argument("--python", default=sys.executable, help="a Python that has the harness (default: this one)")
     evaluated.add_argument("--again", action="store_true", help="measure again what was measured")
@@ -556,7 +556,7 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
     power.add_argument(
         "--effect", type=float, nargs="+", default=(), help="what to find, in the metric's unit (default: its margins)"
     )
-    power.add_argument("--metric", default="", help="of this metric alone (default: all of the predictions)")
+    power.add_argument("--metric", default="", help="only of this metric (default: all of the predictions)")
     power.add_argument("--trials", type=int, default=400, help="simulated sweeps; 0 for none (default: 400)")
     power.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
     power.add_argument("--data", type=Path, help=_SAVED)
@@ -567,7 +567,7 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again = commands.add_parser("reproduce", help="a finished run again, from its own record, and what differs")
     again.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
     again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
-    again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
+    again.add_argument("--steps", type=int, metavar="N", help="run and compare only the first N steps")
     again.set_defaults(run=reproduce_run)
 
 
@@ -589,8 +589,8 @@ def _add_import(commands: argparse._SubParsersAction) -> None:
     )
     external.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
     external.add_argument("--label", default="", help="of its arm, external:LABEL (default: the framework)")
-    external.add_argument("--seed", type=int, default=0, help="tells runs of one label apart (default: 0)")
-    external.add_argument("--accuracy", default="", help="of several rewards: the one that says what is right")
+    external.add_argument("--seed", type=int, default=0, help="of the run, where a label has several (default: 0)")
+    external.add_argument("--accuracy", default="", help="of several rewards: the one that measures correctness")
     external.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
     external.add_argument("--downstream", default="", help="the evaluation set of harder questions")
     external.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
@@ -699,9 +699,9 @@ def main(words: Sequence[str] | None = None) -> None:
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, help="where the three files go (default: experiments/NAME/data)")
-    data.add_argument("--evaluations", action="store_true", help="evaluations and budgets alone, as tuning sweeps need")
+    data.add_argument("--evaluations", action="store_true", help="only evaluations and budgets, as tuning sweeps need")
     data.add_argument(
-        "--lean", action="store_true", help="what tables and verdicts read alone: few metrics of steps, no answers"
+        "--lean", action="store_true", help="only what tables and verdicts read: few metrics of steps, no answers"
     )
     data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)

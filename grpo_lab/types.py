@@ -52,7 +52,7 @@ else:
             """Makes isinstance raise, because the answer would be False for every tensor."""
 
             def __instancecheck__(cls, value: object) -> bool:
-                raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
+                raise TypeError("this Tensor stands for torch's only in annotations; ask isinstance with torch.Tensor")
 
         class Tensor(metaclass=_OnlyInAnnotations):
             """Stands in for torch.Tensor in annotations while torch is not loaded."""

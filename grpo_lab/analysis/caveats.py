@@ -419,7 +419,7 @@ def _lacking(data: SweepData) -> list[str]:
 
 
 def _by_suite(names: Sequence[str], every: Sequence[str]) -> list[str]:
-    """The names, with a whole suite of those in `every` as one word (`eval/downstream/*`)."""
+    """The names, with a whole suite of those in `every` as one name (`eval/downstream/*`)."""
     suites = {name: name.rpartition("/")[0] for name in every if name.startswith("eval/")}
     whole = set(suites.values()) - {suite for name, suite in suites.items() if name not in names}
     return list(dict.fromkeys(f"{suites[name]}/*" if suites.get(name) in whole else name for name in names))
@@ -454,7 +454,7 @@ def _protocols(data: SweepData) -> list[str]:
         return [
             f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
             "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
-            "between levels are not of training alone; arms at one level are evaluated alike."
+            "between levels are not only of training; arms at one level are evaluated alike."
         ]
     controls = known[known["arm"] == data.control]
     # A level without finished runs of the control is compared with its most frequent protocol.
@@ -470,7 +470,7 @@ def _protocols(data: SweepData) -> list[str]:
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses end differ for {len(others)} of {len(known)} runs from the control of their level "
-        f"({'; '.join(named)}); differences to them are not of the arms alone.{levels}"
+        f"({'; '.join(named)}); differences to them are not only of the arms.{levels}"
     ]
 
 
@@ -483,7 +483,7 @@ def _harnesses(data: SweepData) -> list[str]:
     return [
         f"Not evaluated alike: {suite} was asked in {len(by_way)} ways, in questions, settings or versions "
         f"({'; '.join(_listed(dict.fromkeys(arms)) for arms in by_way.values())}); differences in it are not of the "
-        "arms alone. One command for all runs, with --again, mends that."
+        "arms only. One command for all runs, with --again, mends that."
         for suite, by_way in ways.items()
         if len(by_way) > 1 or any("+" in way for way in by_way)
     ]
@@ -541,8 +541,8 @@ def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
         by_number.setdefault(number, []).append(name)
     said = "; ".join(f"{number} in {_listed(names)}" for number, names in by_number.items())
     return [
-        f"WARNING: optimiser steps on a batch differ: {said}. More steps alone can make such a difference; set updates "
-        "to the same option in every arm to take that away."
+        f"WARNING: optimiser steps on a batch differ: {said}. More steps can make such a difference by themselves; "
+        "set updates to the same option in every arm to take that away."
     ]
 
 

@@ -87,7 +87,7 @@ QUANTITIES = {
     "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
     "eval/downstream/truncated": "truncated share, downstream",
     "rollout/length": "response length, tokens",
-    OVERSTATEMENT: "overstatement (outcome in the loss - held-out accuracy, training protocol)",
+    OVERSTATEMENT: "overstatement (correctness in the loss - held-out accuracy, training protocol)",
     MASKED_SHARE: "q a, the overstatement that masking predicts",
     BEYOND: "overstatement - q a",
 }

@@ -249,9 +249,9 @@ def _said_of(axis: str, option: str, kind: type) -> str:
 
 
 def no_op_lines(no_ops: Sequence[str], choices: Mapping[str, str]) -> list[str]:
-    """One sentence for each inert axis with an option other than the default.
+    """One sentence for each axis that was a no-op with an option other than the default.
 
-    `inert` are the axes that changed nothing of the loss; `choices` is slot -> option.
+    `no_ops` are the axes that changed nothing of the loss; `choices` is slot -> option.
     """
     plain, recipe = plain_options(), choices.get("recipe", "plain")
     brought = recipe_overrides().get(recipe, {})

@@ -199,7 +199,7 @@ ERRORS: tuple[Rule, ...] = (
         "race_has_one_finish",
         ("group_filter", "truncation"),
         lambda run: run.group_filter.races and run.truncation.generates_twice,
-        "interrupted responses go on in a second call of the sampler, so who ends first cannot be told",
+        "interrupted responses go on in a second call of the sampler, so the finishing order is undefined",
         "set truncation=score, or group_filter=resample, which waits for all responses",
     ),
     Rule(
@@ -221,7 +221,7 @@ ERRORS: tuple[Rule, ...] = (
         ("baseline", "reward_shaping"),
         lambda run: run.baseline.generates and run.reward_shaping.group_relative,
         "what is added to a reward is relative to the group, which the responses of an estimate do not have",
-        "set reward_shaping=none or one that looks at each response alone, or another baseline",
+        "set reward_shaping=none or one that reads each response on its own, or another baseline",
     ),
     Rule(
         "stream_has_no_race",
@@ -302,7 +302,7 @@ ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
         "races_have_one_rank",
         ("group_filter",),
         lambda run: run.group_filter.races,
-        "which group ends first cannot be told when several processes sample at their own speed",
+        "the finishing order of groups is undefined when several processes sample at their own speed",
         "set group_filter=resample, which waits for all responses, or start one process",
     ),
     Rule(
@@ -499,7 +499,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: (
             run.baseline.reads_outcome and not run.reward_shaping.is_no_op and not run.group_filter.reads_reward
         ),
-        "this baseline reads the verifier's outcome, so what is added to the reward never reaches the loss",
+        "this baseline reads the verifier's correctness, so what is added to the reward never reaches the loss",
         "set reward_shaping=none, or a baseline that reads the reward",
         no_op=True,
     ),
@@ -507,7 +507,7 @@ WARNINGS: tuple[Rule, ...] = (
         "kl_is_not_read",
         ("kl", "baseline"),
         lambda run: run.baseline.reads_outcome and run.kl.shapes_reward,
-        "this baseline reads the verifier's outcome, so a kl penalty in the reward never reaches the loss",
+        "this baseline reads the verifier's correctness, so a kl penalty in the reward never reaches the loss",
         "choose a kl that is a term of the loss, or a baseline that reads the reward",
         no_op=True,
     ),
@@ -574,8 +574,8 @@ WARNINGS: tuple[Rule, ...] = (
         "reward_is_the_outcome",
         ("group_filter", "reward_shaping"),
         lambda run: run.group_filter.reads_reward and run.reward_shaping.is_no_op,
-        "without shaping the reward varies only with the outcome, so this filter equals the filter by outcome",
-        "choose a reward_shaping, or the filter by outcome",
+        "without shaping the reward varies only with correctness, so this filter equals the filter by correctness",
+        "choose a reward_shaping, or the filter by correctness",
     ),
     Rule(
         "reference_is_not_read",

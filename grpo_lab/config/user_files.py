@@ -80,7 +80,7 @@ def _yaml_files(folder: Path) -> list[Path]:
         seen += len(names) + len(below)
         if seen > MOST_FILES:
             raise ValueError(
-                f"{folder.absolute()} holds more than {MOST_FILES:,} files: name the folder of your options alone"
+                f"{folder.absolute()} holds more than {MOST_FILES:,} files: name only the folder of your options"
             )
         found += [Path(place, name) for name in names if name.endswith((".yaml", ".yml"))]
     return found

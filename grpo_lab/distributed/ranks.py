@@ -1,7 +1,7 @@
-"""The processes of one run, as torchrun starts them: which of them this is, and what they tell each other.
+"""The processes of one run, as torchrun starts them: which of them this is, and the messages between them.
 
 Every rank goes through the same steps with the same records. They differ in three things only: which requests they
-sample, which microbatches they compute, and that the first rank alone grades, writes and prints. Without torchrun there
+sample, which microbatches they compute, and that only the first rank grades, writes and prints. Without torchrun there
 is one rank, and every function here does nothing.
 """
 
@@ -68,7 +68,7 @@ def launched() -> int:
 
 @contextmanager
 def planned(processes: int) -> Iterator[None]:
-    """Check runs as they are checked where so many processes share each of them."""
+    """Check runs as they are checked where that number of processes shares each of them."""
     global _planned
     before, _planned = _planned, processes
     try:

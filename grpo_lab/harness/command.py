@@ -85,7 +85,9 @@ class Plan:
         if self.harness == "inspect":
             for name, value in (("--num-fewshot", self.settings.num_fewshot), ("--include-path", self.include_path)):
                 if value is not None:
-                    raise ValueError(f"{name} is of lm_eval alone: an Inspect task says in its file what it asks")
+                    raise ValueError(
+                        f"{name} is an option of lm_eval only: an Inspect task says in its file what it asks"
+                    )
             if not self.batch_size.isdigit():
                 raise ValueError(f"--batch-size {self.batch_size}: give Inspect a number of questions")
         if self.settings.limit is not None and self.settings.limit < 1:

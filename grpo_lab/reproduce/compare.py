@@ -133,7 +133,7 @@ def _logs(there: Path, here: Path, most: int) -> Iterator[Difference]:
         for folder in (there, here)
     ]
     if alone := sorted(logs[0].keys() ^ logs[1].keys()):
-        where = "there alone" if alone[0] in logs[0] else "here alone"
+        where = "only there" if alone[0] in logs[0] else "only here"
         yield Difference("steps", alone[0], math.nan, False, f"{len(alone)} {where}")
     both = sorted(logs[0].keys() & logs[1].keys())
     names = {name for log in logs for step in both for name in log[step]}
@@ -142,7 +142,7 @@ def _logs(there: Path, here: Path, most: int) -> Iterator[Difference]:
         pairs = [(step, *(log[step].get(name) for log in logs)) for step in both]
         lacks = [step for step, *values in pairs if (values[0] is None) != (values[1] is None)]
         if lacks:
-            found.append(Difference(name, lacks[0], math.nan, False, "logged by one alone"))
+            found.append(Difference(name, lacks[0], math.nan, False, "logged by only one"))
             continue
         known = [(step, a, b) for step, a, b in pairs if a is not None and b is not None]
         if (difference := _numbers(name, *map(np.array, zip(*known)))) is not None:
@@ -219,7 +219,7 @@ def _columns(kind: str, step: int, one: pd.DataFrame, other: pd.DataFrame) -> It
     for name in one.columns.union(other.columns, sort=False):
         what = f"{kind} {name}"
         if name not in one or name not in other:
-            yield Difference(what, step, math.nan, False, "of one alone")
+            yield Difference(what, step, math.nan, False, "of only one")
             continue
         left, right = one[name], other[name]
         numbers, others = _floats(left), _floats(right)

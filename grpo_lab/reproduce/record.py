@@ -160,8 +160,8 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
 def check_repeatable(record: Record, steps: int | None) -> list[str]:
     """Raise ValueError with the reason where a second run cannot be this one, before anything is loaded.
 
-    `steps`: compare so many first steps alone, also of a run that has not finished. Returns what its own check of a
-    finished run's files found that is no reason to refuse, such as a lost table.
+    `steps`: compare only that number of first steps, also of a run that has not finished. Returns what its own check of
+    a finished run's files found that is no reason to refuse, such as a lost table.
     """
     folder, run = record.folder, record.run
     if steps is not None and steps < 1:

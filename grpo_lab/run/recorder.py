@@ -365,7 +365,7 @@ def summarise(
     warnings: Sequence[str],
     best: str | None,
 ) -> dict[str, Any]:
-    """The content of DONE: first, best and last evaluation, cost, inert axes, and tables that are lost.
+    """The content of DONE: first, best and last evaluation, cost, axes that were no-ops, and tables that are lost.
 
     `described` is the run's run.json, `warnings` are those of its training, and `best` is the metric by which the best
     evaluation is chosen. `files` holds a digest of every file of the folder; the object is sealed with a digest of

@@ -144,7 +144,7 @@ class RunState:
         self.session.update_weights(whole_weights(self.learner), self.updates)
 
     def probe_gap(self, answers: pd.DataFrame) -> float:
-        """Mean over probe questions of the best verifier outcome so far minus the accuracy now.
+        """Mean over probe questions of the best correctness so far minus the accuracy now.
 
         Over the questions that every evaluation asks.
         """

@@ -86,7 +86,7 @@ class Backend(ABC):
     """The backend that executes runs. `workers` is how many at once."""
 
     workers: int
-    late_seconds: float = 0.0  # until a file that a run has written is surely seen here
+    late_seconds: float = 0.0  # until a file that a run has written is visible here
 
     @abstractmethod
     def start(self, job: Job, slot: int) -> Started:

@@ -32,7 +32,7 @@ class CellLauncher(ABC):
     elsewhere: ClassVar[bool] = False
 
     def __init__(self, grace_seconds: float, silent_minutes: float | None, processes: int = 1) -> None:
-        require_at_least_one("processes", processes, "so many share one run")
+        require_at_least_one("processes", processes, "the number of processes that share one run")
         if silent_minutes is not None and silent_minutes <= 0:
             raise ValueError(
                 f"hydra.launcher.silent_minutes must be above 0, got {silent_minutes}: null waits for ever"

@@ -20,7 +20,7 @@ from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, requir
 from grpo_lab.tracking.run_reader import is_held
 
 _LOOK_SECONDS = 0.2  # between two looks at a run on its node
-_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
+_LATE_SECONDS = 60.0  # until a file that a node has written is visible here: nfs(5), acdirmax
 _OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", PARENT, *THREAD_VARIABLES)
 
 
@@ -32,7 +32,7 @@ class RaySettings:
     gpus: float  # less than one shares a GPU among runs
     memory_gb: float | None
     resources: Mapping[str, float]  # the cluster's own, such as {node_with_disk: 1}
-    retries: int  # after so many nodes or workers that died a run is given up
+    retries: int  # deaths of nodes or workers after which a run is given up
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus", "memory_gb", "retries"):

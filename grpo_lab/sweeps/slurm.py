@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 RECORD = "slurm.json"  # in the run's folder: the job that has it, for a sweep that is started again
 _RULE = 22 * "-"  # around the traceback in submitit's errors
-_REQUEUES = 10_000  # after so many runs into the limit of time a job is given up
+_REQUEUES = 10_000  # time limits reached after which a job is given up
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
-_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
+_LATE_SECONDS = 60.0  # until a file that a node has written is visible here: nfs(5), acdirmax
 _EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its run: sbatch(1), --signal
 _OF_THE_WARNING = 2 / 3  # of the time from Slurm's warning to the limit, for the run's step
 _END_LOOK_SECONDS = 0.2  # between two looks whether a run that was told has ended

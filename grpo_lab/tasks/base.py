@@ -88,7 +88,7 @@ class Task(ABC):
         return []
 
     def fingerprint(self) -> dict[str, str] | None:
-        """A hash of each split's problems; None where the configuration alone decides what they are."""
+        """A hash of each split's problems; None where the configuration determines them."""
         return None
 
     def load(self, split: str) -> Dataset:

@@ -59,9 +59,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         require(bool(self.model), "model", "''", "a text", "say which model the server is to ask")
-        require(
-            self.parallel >= 1, "parallel", self.parallel, "at least 1", "so many requests are on their way at once"
-        )
+        require(self.parallel >= 1, "parallel", self.parallel, "at least 1", "it is the maximum of concurrent requests")
         require_not_negative(self, "per_minute", "retries")
         require_positive(self, "seconds")
 

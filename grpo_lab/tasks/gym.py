@@ -254,7 +254,7 @@ class GymScore(JudgedApart):
                 raise ValueError(
                     f"the problem {problem.question[:60]!r} is none of reasoning-gym: its details do not hold a "
                     "family, settings and an entry. Set reward=math and verifier=math in place of gym, or ask "
-                    "questions of task=gym alone"
+                    "only questions of task=gym"
                 )
 
     @property

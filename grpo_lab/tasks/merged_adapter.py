@@ -62,7 +62,7 @@ def _adapted(model: transformers.PreTrainedModel, adapter: Path, base: Path, key
         added = PeftModel(model, LoraConfig.from_pretrained(adapter))  # pyright: ignore[reportArgumentType]
         loaded = added.load_adapter(str(adapter), "default")
         strange = sorted(loaded.unexpected_keys) + [name for name in loaded.missing_keys if ".lora_" in name]
-        problem = f"{len(strange)} weights are of one of them alone, such as {strange[0]}" if strange else ""
+        problem = f"{len(strange)} weights are of only one of them, such as {strange[0]}" if strange else ""
     except (ValueError, RuntimeError) as error:  # peft's for a module, and torch's for a shape
         problem = " ".join(str(error).split())[:200].rstrip("., ")
     if problem:

@@ -69,7 +69,7 @@ class ArithmeticBase(Model):
 
     place: ClassVar[str] = "cpu"  # the device it is built on
 
-    base: int  # bases of one recipe differ in their random numbers alone
+    base: int  # bases of one recipe differ only in their random numbers
     threads: int  # CPU threads while building; the process may use another number otherwise
     # architecture
     hidden_size: int

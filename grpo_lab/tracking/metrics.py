@@ -65,7 +65,7 @@ REGISTRY: tuple[Metric, ...] = (
         "reward/outcome",
         "share",
         "mean over graded responses",
-        "the training verifier outcome of every finished group, before any filter",
+        "correctness by the training verifier of every finished group, before any filter",
     ),
     Metric("reward/component/*", "reward", "mean over graded responses", "one named part of the reward"),
     Metric("reward/source/*", "reward", "mean over responses of a source", "reward/mean, of one part of a mixture"),
@@ -76,7 +76,9 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over trained responses",
         "reward of the responses in the loss, without a kl penalty",
     ),
-    Metric("reward/in_loss_outcome", "share", "mean over trained responses", "verifier outcome in the loss"),
+    Metric(
+        "reward/in_loss_outcome", "share", "mean over trained responses", "correctness of the responses in the loss"
+    ),
     Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of that reward"),
     Metric("reward/evolving_rubrics", "rubrics", "mean over groups", "evolving rubrics a group was graded by"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
@@ -94,7 +96,7 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over correct responses",
         "responses that the training verifier calls right and the token limit ended; absent if none is right",
     ),
-    Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose verifier outcomes are all equal"),
+    Metric("rollout/frac_zero_std", "share", "mean over groups", "zero-variance groups: all right or all wrong"),
     Metric(
         "rollout/trained",
         "share",
@@ -142,7 +144,7 @@ REGISTRY: tuple[Metric, ...] = (
         "rollout/staleness", "updates", "mean over sampled tokens", "learner's updates since the weights that drew it"
     ),
     Metric("rollout/staleness_max", "updates", "max over sampled tokens", "staleness of the oldest token"),
-    Metric("staleness/*", "share", "mean over sampled tokens", "tokens that are so many updates old: a histogram"),
+    Metric("staleness/*", "share", "mean over sampled tokens", "tokens by age in updates: a histogram"),
     Metric("rollout/longest", "tokens", "max over all responses", "decoding steps that the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
@@ -261,9 +263,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("eval/*/source/*", "share", "mean over questions of a source", "right answers to one part of a mixture"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
-    Metric(
-        "eval/probe/best_gap", "share", "mean over questions", "best outcome a question ever had - its accuracy now"
-    ),
+    Metric("eval/probe/best_gap", "share", "mean over questions", "best result a question ever had - its accuracy now"),
     Metric("eval/*/length", "tokens", "mean over questions and samples", "response length"),
     Metric(
         "eval/heldout_training/kl_initial",
@@ -368,7 +368,7 @@ AT_BUDGET, AUC = "at_budget/", "auc/"
 SENT: tuple[Metric, ...] = (
     Metric(f"{AT_BUDGET}*/*", "of the metric", "final value", "reward or accuracy at the run's own full budget"),
     Metric(f"{AUC}*/*", "of the metric", "mean over the budget", "area under its curve over the share of that budget"),
-    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, graphics cards"),
+    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, GPUs"),
 )
 
 # Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.
@@ -403,12 +403,14 @@ DIVERGENCE: tuple[Metric, ...] = (
         "median over pairs of evaluations",
         "the same, second half of the budget",
     ),
-    Metric("divergence/onset", "budget", "first of three evaluations", "budget from which the gap is surely above 0"),
+    Metric(
+        "divergence/onset", "budget", "first of three evaluations", "budget from which the gap is significantly above 0"
+    ),
     Metric(
         "divergence/onset_after_peak",
         "budget",
         "first of a run of evaluations",
-        "budget from which downstream accuracy is surely below its peak",
+        "budget from which downstream accuracy is significantly below its peak",
     ),
     Metric(
         "divergence/post_peak_drop",

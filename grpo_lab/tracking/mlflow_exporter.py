@@ -105,7 +105,7 @@ class Mlflow(Exported):
 
 @dataclass(frozen=True)
 class NoTracking(Tracking):
-    """No tracker; the run folder alone holds the run."""
+    """No tracker; only the run folder holds the run."""
 
     def record(self) -> None:
         return None

@@ -140,7 +140,7 @@ def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
 
 
 def exported_to(folder: Path) -> SweepInMlflow | None:
-    """Where the sweep in `folder` was sent; None for nowhere. Reads the folder alone."""
+    """Where the sweep in `folder` was sent; None for nowhere. Reads only the folder."""
     path = folder / _CURSOR
     if not path.exists():
         return None

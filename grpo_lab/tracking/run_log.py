@@ -117,7 +117,7 @@ class RunLog:
         return last
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
-        """Append one step: `metrics` depend on the run alone, `timing` holds everything read from a clock.
+        """Append one step: `metrics` depend only on the run, `timing` holds everything read from a clock.
 
         Each file gets one line, written by one system call. Values that are not finite go under "nonfinite". Raises
         ValueError if steps do not increase or MLflow would not accept a name. Raises RunFolderError if the disk

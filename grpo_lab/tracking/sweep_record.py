@@ -1,6 +1,6 @@
 """A sweep's own folder, `<runs_dir>/sweeps/<name>/`: the declaration, its time, and the runs that belong to it.
 
-Analysis finds the runs through sweep.json alone; the runs' folders hold everything else.
+Analysis finds the runs through sweep.json only; the runs' folders hold everything else.
 """
 
 from __future__ import annotations

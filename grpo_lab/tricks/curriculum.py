@@ -286,7 +286,7 @@ class Unguessable(Curriculum):
 
     Kimi k1.5 (arXiv:2501.12599) leaves out multiple-choice and true-or-false questions, since a wrong way to a right
     answer earns the reward of a right way. Differs: the paper also leaves out questions that a model answers right
-    without reasoning in one of 8 attempts; here the question alone decides, by what the task says of it.
+    without reasoning in one of 8 attempts; here only the question decides, by what the task says of it.
     """
 
     fewest_answers: int

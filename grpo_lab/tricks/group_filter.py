@@ -21,7 +21,7 @@ class Signal(Enum):
 
 
 def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
-    """True for groups whose rows in the statistics all have the same outcome (or the same shaped reward)."""
+    """True for groups whose rows in the statistics all have the same correctness (or the same shaped reward)."""
     values = graded.outcome if signal is Signal.outcome else graded.reward
     return tied(values, graded.in_statistics)
 

@@ -107,7 +107,7 @@ class Ppo(Surrogate):
 
     A token loses its whole gradient once its ratio is beyond the bound on the side its advantage pushes it to. DAPO
     (arXiv:2503.14476) raises the upper bound because 1 + clip_high limits how much a rare token can gain per step.
-    Inert with one on-policy update: every ratio is 1.
+    A no-op with one on-policy update: every ratio is 1.
     """
 
     clip_low: float
@@ -401,7 +401,7 @@ class ClipCov(Surrogate):
     whose covariance lies in (cov_low, cov_high)
 
     Acts on-policy too, unlike a clip. The covariance is over the whole optimiser step and the draw is
-    counter-based, so microbatching does not change it. Inert while no covariance exceeds cov_low.
+    counter-based, so microbatching does not change it. A no-op while no covariance exceeds cov_low.
     """
 
     clip_low: float
@@ -447,7 +447,7 @@ class KlCov(Surrogate):
 
     loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
 
-    No clip. Inert with one on-policy update: every log-ratio is 0 and the penalty has no gradient. Differs: a
+    No clip. A no-op with one on-policy update: every log-ratio is 0 and the penalty has no gradient. Differs: a
     log-ratio below 1e-5 nats is taken for rounding and not penalised, since |x| has the same slope for every small x.
     """
 

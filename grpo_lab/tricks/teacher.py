@@ -40,7 +40,7 @@ class Teacher(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoTeacher(Teacher):
-    """The reward alone says what is learnt."""
+    """Only the reward is learnt from."""
 
     is_no_op: ClassVar[bool] = True
     needs_model: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class OnPolicyDistillation(Teacher):
 
     A_t = reward_weight * A_t + coefficient * sum_(s>=t) discount^(s-t) * (teacher_logprob_s - old_logprob_s)
 
-    The sum is over sampled tokens. At discount 0 a token answers for itself alone (Thinking Machines, 2025; Qwen3,
+    The sum is over sampled tokens. At discount 0 a token answers only for itself (Thinking Machines, 2025; Qwen3,
     arXiv:2505.09388). At discount 1 its expected gradient is that of the reverse KL of whole responses (MiniLLM,
     arXiv:2306.08543). With `reward_weight` 0 no verifier is learnt from.
     Differs: the log-prob of the sampled token stands for the divergence over the whole vocabulary, which GKD and Qwen3

@@ -48,7 +48,7 @@ def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
         "     A = C",
         "     C = R - mean_g(R)",
         "     R = 1 if right else 0",
-        "     m = 1 on tokens the policy sampled; truncated rows: m = 0, but counted in the statistics",
+        "     m = 1 on tokens the policy sampled; truncated rows: m = 0, but in the statistics",
         "nearest recipe dr_grpo",
         "  truncation=mask_after for score",
         "  arXiv:2503.14476  truncation=mask_after",

@@ -108,7 +108,7 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     columns = pd.DataFrame({str(place): series for place, (series, _) in found.items()})
     scatter = pooled_scatter(columns, finals.bases)
     if alone:
-        how = "runs of one arm alone: a pair is assumed to deviate by sqrt(2) times "
+        how = "runs of only one arm: a pair is assumed to deviate by sqrt(2) times "
         if math.isnan(scatter.within):
             how += "what runs of several base models do, which is careful"
         else:
@@ -124,7 +124,7 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
 def _of_pairs(runs: Scatter) -> Scatter:
     """The scatter of differences between two independent runs of a base, whose effects differ as the base models do.
 
-    With one run a base the two parts are not told apart, and both count twice: no less than the difference has.
+    With one run a base the two parts cannot be separated, and both count twice: no less than the difference has.
     """
     if math.isnan(runs.between):
         return replace(runs, within=2 * runs.within)
@@ -334,7 +334,7 @@ def _metric_lines(
     lines = _scatter_lines(pilots[metric], many)
     pilot = replace(pilots[metric], scatter=_met(pilots[metric].scatter, many))
     if pilot.scatter.of_mean(1).mean == 0:
-        return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may tell"]
+        return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may help"]
     observations, seeds = sizes(design)
     sd = pilot.scatter.of_mean(seeds)
     each = seeds if many else observations

@@ -91,7 +91,7 @@ def _places(design: Design) -> dict[str, dict[str, str]]:
         places.setdefault(where, {})[setting] = level
     if alone := [where for where, levels in places.items() if len(levels) < 2]:
         raise ValueError(
-            f"{design.name} has levels of one setting alone ({', '.join(map(repr, alone))}): "
+            f"{design.name} has levels of only one setting ({', '.join(map(repr, alone))}): "
             "label two or more of a place <where>_<setting>"
         )
     return places

@@ -355,7 +355,11 @@ class Comparison:
         if self.exponent.n == 0:
             return f"{apart}, they differ; B is not compared"
         within = self.asymptote.low >= -MARGIN and self.asymptote.high <= MARGIN
-        how = f"they agree to {MARGIN}" if within else f"not told apart, but not within {MARGIN} of each other either"
+        how = (
+            f"they agree to {MARGIN}"
+            if within
+            else f"not distinguishable, but not within {MARGIN} of each other either"
+        )
         caution = "" if within else "; a difference of A too small to be seen here would show in B, too"
         differ = f"with A = {self.shared:.3f} for both, B differs by {self.exponent.text('+')}"
         return f"{apart}, {how}; {differ}{caution}"

@@ -107,7 +107,7 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
 
 
 def evaluations_alone(data: SweepData) -> SweepData:
-    """The sweep with its evaluations and budgets alone, for one of many runs of which only the ends matter.
+    """The sweep with only its evaluations and budgets, for one of many runs of which only the ends matter.
 
     Figures of steps, answers to single questions and the settings of arms go.
     """

@@ -38,7 +38,7 @@ class SweepData:
     `runs`: one row per recorded run. Its columns, beside run_key, mlflow_run_id, folder, commit and dirty:
 
         status        done, failed, partial, new or unreadable; `problem` says why
-        inert         the axes whose option changed nothing in the whole run
+        no_ops        the axes whose option changed nothing in the whole run
         collapsed     whether the run stopped on a loss that was not finite
         protocol      a hash of what the model is asked and of how answers are graded
         changed_code  the steps after which it was resumed with changed code, such as "50, 100"
