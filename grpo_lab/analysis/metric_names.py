@@ -118,5 +118,5 @@ def _decimals(largest: float) -> int:
 
 
 def number_text(number: float | int, decimals: int, sign: str = "") -> str:
-    """A number with so many decimals, thousands separated; with a power of ten for -1."""
+    """A number with this number of decimals, thousands separated; with a power of ten for -1."""
     return f"{number:{sign}.2e}" if decimals < 0 else f"{number:{sign},.{decimals}f}"

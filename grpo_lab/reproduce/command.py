@@ -70,7 +70,7 @@ def _say_code(record: Record, steps: int | None, say: Say) -> None:
 
 
 def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
-    """Run it, to its end or until its log has so many steps. Raises ValueError if it gets neither so far."""
+    """Run it, to its end or until its log has that number of steps. Raises ValueError if it gets neither so far."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "base.json").exists():  # so that it is refused with another model or teacher than the first had
         shutil.copyfile(record.folder / "base.json", folder / "base.json")

@@ -34,7 +34,7 @@ _of_a_sweep = False
 
 
 def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
-    """The command that runs these overrides, in so many processes that share the run."""
+    """The command that runs these overrides, in that number of processes, which share the run."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     shared = [*torchrun, f"--signals-to-handle={_SIGNALS}", "-m"] if processes > 1 else []
     return [sys.executable, "-m", *shared, module, *words]

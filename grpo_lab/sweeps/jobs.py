@@ -129,8 +129,8 @@ class _Running:
     wrote: object = None  # what its folder looked like when it last changed
     heard: float = -math.inf  # when that was; this and what follows on the monotonic clock, in s
     listened: float = -math.inf
-    told: float | None = None  # when it was interrupted for its silence; infinite once it was killed
-    told_again: bool = False  # the first interrupt lets it finish its step, which it may hang in
+    interrupted_at: float | None = None  # when it was interrupted for its silence; infinite once it was killed
+    interrupted_again: bool = False  # the first interrupt lets it finish its step, which it may hang in
     done: float | None = None  # when its process was first seen to have ended
 
 
@@ -256,13 +256,13 @@ def _ended(entry: _Running, late_seconds: float) -> int | None:
 
 def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float) -> None:
     now = time.monotonic()
-    if entry.told is not None:
-        if not entry.told_again and now > entry.told + grace_seconds / 2:
-            entry.told_again = True
+    if entry.interrupted_at is not None:
+        if not entry.interrupted_again and now > entry.interrupted_at + grace_seconds / 2:
+            entry.interrupted_again = True
             entry.cell.interrupt()
-        if now > entry.told + grace_seconds:
+        if now > entry.interrupted_at + grace_seconds:
             entry.cell.kill()
-            entry.told = math.inf
+            entry.interrupted_at = math.inf
         return
     if now < entry.listened + _LISTEN_SECONDS:
         return
@@ -275,7 +275,7 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
     if now > entry.heard + silent_seconds:
         entry.cell.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
         entry.cell.interrupt()
-        entry.told = now
+        entry.interrupted_at = now
 
 
 def _failure(entry: _Running, code: int) -> str | None:

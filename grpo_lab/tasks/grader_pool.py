@@ -1,4 +1,4 @@
-"""Processes that judge answers, with math-verify unless told otherwise, each within hard limits of time and memory.
+"""Processes that judge answers, with math-verify by default, each within hard limits of time and memory.
 
 An answer such as 9^{9^{9^9}} can take forever, or all memory, in code that no Python signal interrupts. So each answer
 is judged in another process. One that takes too long or dies is replaced: its answer has failed, no other has.

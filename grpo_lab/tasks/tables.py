@@ -418,8 +418,8 @@ def _levels(texts: Sequence[str]) -> list[int]:
 class TableTask(Table, ExternalTask):
     """A table of questions for training, and where held-out and downstream questions come from.
 
-    `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the
-    question, so many to each and at most a fifth. A training question that is asked there too is left out, also if it
+    `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the question,
+    an equal number to each and at most a fifth. A training question that is asked there too is left out, also if it
     differs in case or blanks.
 
     With bounds other than 0 and 1, training questions whose `pass_rate` lies outside them or is not known are left out.

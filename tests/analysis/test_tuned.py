@@ -93,10 +93,10 @@ def test_a_verdict_has_the_table_of_chosen_numbers_and_says_once_what_to_know_of
     data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
     data = replace(data, record=replace(data.record, tuning=[entry]))
     lines = verdict_text(data, final_values(data)).splitlines()
-    table = lines.index("What tuning chose; ! marks a number near an end of its range")
+    table = lines.index("Tuned values; ! marks a number near an end of its range")
     assert lines[table + 1].split()[:2] == ["arm", rate]
     assert " ".join(lines[table + 2].split()) == "dapo 0.009! 0.500 2 of 2"
-    known = lines[lines.index("What to know before believing this") :]
+    known = lines[lines.index("Caveats") :]
     for said in ("Tuned: 2 trials each, on seed 100", f"Tuned to an end of its range: {rate}=0.009 of dapo"):
         assert [said in line for line in lines].count(True) == [said in line for line in known].count(True) == 1
 

@@ -228,7 +228,7 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
     if not lines:
         return ""
     head = [
-        f"What announces a loss of {100 * LOSS:g} points of downstream accuracy since step 0",
+        f"Early-warning indicators of a {100 * LOSS:g}-point drop of downstream accuracy since step 0",
         "  Area: how often a run that loses later reads higher than one that never does, at the same step before the",
         f"  loss; 0.5 says nothing, below it the opposite announces. Null runs: {null}.",
     ]

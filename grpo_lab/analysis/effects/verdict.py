@@ -241,7 +241,7 @@ def verdict_text(data: SweepData, finals: FinalValues) -> str:
         ["Tuned values; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
         _omnibus(data, finals),
         _overstatements(data, finals),
-        ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
+        ["Caveats", *(f"  {line}" for line in known)] if known else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 

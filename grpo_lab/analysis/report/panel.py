@@ -318,12 +318,12 @@ def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None)
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
-    """So many significant digits of each, None for what is not finite."""
+    """Each with `digits` significant digits, None for what is not finite."""
     return [rounded(float(value), digits) for value in values]
 
 
 def rounded(value: float | int, digits: int = DIGITS) -> float | int | None:
-    """A number with so many significant digits, as an int where that is shorter; None for what is not finite."""
+    """A number with `digits` significant digits, as an int where that is shorter; None for what is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

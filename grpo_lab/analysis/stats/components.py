@@ -1,4 +1,4 @@
-"""How far base models and seeds differ, and which effect a design of so many base models and seeds can find."""
+"""How far base models and seeds differ, and which effect a design of given base models and seeds can find."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def pooled_scatter(differences: pd.DataFrame, bases: Mapping[int, int]) -> Scatt
 
 
 def _as_one(values: pd.DataFrame, freedom: int) -> float:
-    """So many degrees of freedom, summed over the columns, as those of independent ones."""
+    """Degrees of freedom, summed over the columns, as those of independent ones."""
     known = values.loc[:, values.notna().any()]
     columns = known.shape[1]
     if columns < 2 or not freedom:

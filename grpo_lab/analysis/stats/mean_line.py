@@ -24,7 +24,7 @@ def mean_line(
 
     `bases` are those of the seeds: where there are several, their means are averaged, and the interval is for another.
     The grid ends at X = `budget`, or with the shortest seed. Evaluations are averaged where they lie on average; a
-    metric of every step is smoothed by a running mean first, at so many `points`. Empty where the seeds share no
+    metric of every step is smoothed by a running mean first, at `points` points. Empty where the seeds share no
     stretch.
     """
     if not seeds:
