@@ -40,7 +40,7 @@ show_table(finished_table(data, finals))
 # ## The verdict, and what to know beside it
 #
 # The word before a prediction follows from the sign of its difference and from its p after Holm: *supported* or
-# *contradicted* where that is below 0.05, *not resolved* where it is not. Caveats stand below.
+# *contradicted* where that is below 0.05, *not significant* where it is not. Caveats stand below.
 
 # %%
 show_lines(verdict_text(data, finals))

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from grpo_lab.config.folders import data_of, declared, experiments_folder
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.provenance import typed
 from grpo_lab.tracking.terminal import Terminal, printable, say
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
     from grpo_lab.tasks.base import Model
-    from grpo_lab.tracking.mlflow_mirror import SyncReport
+    from grpo_lab.tracking.mlflow_exporter import ExportReport
 
 RUNS = "runs"  # default folder of runs
 SHIPPED_GRADERS = ("reward=math", "verifier=math", "reward=math_lenient", "reward=boxed_only")
@@ -48,7 +48,7 @@ def build_base(arguments: argparse.Namespace) -> None:
 def sync_runs(arguments: argparse.Namespace) -> None:
     """Replay run folders into MLflow or another tracker; nothing is sent twice."""
     from grpo_lab.sweeps.results import sweep_results
-    from grpo_lab.tracking.mlflow_mirror import sync_all
+    from grpo_lab.tracking.mlflow_exporter import sync_all
 
     if arguments.to == "mlflow" and not arguments.overrides:
         reports = sync_all(arguments.folder, analyse=sweep_results)
@@ -71,16 +71,16 @@ def open_ui(arguments: argparse.Namespace) -> None:
     open_ui(arguments.runs, arguments.port, sweep_results, lambda line: say(line, flush=True))
 
 
-def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]:
+def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[ExportReport]:
     """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
     from omegaconf import OmegaConf
 
     from grpo_lab.sweeps.results import sweep_results
-    from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
+    from grpo_lab.tracking.mlflow_exporter import Mlflow, sync_all
     from grpo_lab.tracking.trackers import replay
 
     if wrong := [word for word in overrides if not word.startswith("tracking.")]:
-        raise ValueError(f"{wrong[0]}: --to takes overrides of the tracker alone, such as tracking.folder=/there")
+        raise ValueError(f"{wrong[0]}: --to takes only overrides of the tracker, such as tracking.folder=/there")
     config = compose_config([f"tracking={to}", f"runs_dir='{_runs_dir_of(folder.absolute())}'", *overrides])
     tracking = OmegaConf.to_object(config.tracking)
     return sync_all(folder, tracking.uri, sweep_results) if isinstance(tracking, Mlflow) else replay(folder, tracking)  # pyright: ignore
@@ -88,10 +88,12 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[SyncReport]
 
 def _runs_dir_of(folder: Path) -> Path:
     """The folder of runs that this one is, or lies in: a run, or the runs of one name."""
+    from grpo_lab.tracking.external import is_external
+
     run = next((path.parent for path in sorted(folder.rglob("run.json"))), None)
     if run is None:
         return folder
-    runs = run.parents[3 if "foreign" in read_json(run / "run.json", AFRESH) else 1]
+    runs = run.parents[3 if is_external(read_json(run / "run.json", AFRESH)) else 1]
     return folder if folder == runs or folder in runs.parents else runs
 
 
@@ -167,14 +169,14 @@ def explain_run(arguments: argparse.Namespace) -> None:
     say(explain(run, config, choices), "", *run.model.notes(run.optimizer.learning_rate), *_first_prompt(run), sep="\n")
     if arguments.memory_gib is not None or arguments.gpus != 1 or _on_gpu(run.device):
         say("", _memory_and_time(run, arguments.memory_gib, arguments.gpus), sep="\n")
-    if not run.question_filter.touches_nothing:
+    if not run.question_filter.is_no_op:
         from grpo_lab.run.training_problems import read_questions
 
         say("", *read_questions(run.question_settings).notes(), sep="\n")
 
 
 def _on_gpu(device: str) -> bool:
-    """Whether a run's device is a GPU, as far as this machine tells."""
+    """True if a run's device is a GPU, as far as this machine shows."""
     import torch
 
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
@@ -280,7 +282,7 @@ def measure_pass_rates(arguments: argparse.Namespace) -> None:
     from grpo_lab.run.training_problems import pass_rates_text, training_problems
 
     run = to_run(config)
-    if run.pass_rate.touches_nothing:
+    if run.pass_rate.is_no_op:
         raise ValueError("pass_rate=none measures nothing: choose another option, or leave it out")
     check_compatible(run)
     with remedied("pass_rate"):
@@ -305,7 +307,7 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     saved = _saved(arguments)
     command = typed("grpo-lab")
     figures = ALL if arguments.all else arguments.figure
-    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.foreign, figures)
+    built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.external, figures)
     text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
     say(*filter(None, [built.notice, text]), sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
@@ -350,7 +352,7 @@ def write_report(arguments: argparse.Namespace) -> None:
 
 
 def export_data(arguments: argparse.Namespace) -> None:
-    """Save the logged numbers of an experiment, from which its figures can be rebuilt; cells saved before stay."""
+    """Save the logged numbers of an experiment, from which its figures can be rebuilt; runs saved before stay."""
     from grpo_lab.analysis.caveats import finished_cells
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, save_data, with_saved
@@ -367,21 +369,21 @@ def export_data(arguments: argparse.Namespace) -> None:
     say(*finished_cells(data), sep="\n")
 
 
-def import_foreign(arguments: argparse.Namespace) -> None:
+def import_external(arguments: argparse.Namespace) -> None:
     """Keep a run of another framework as a run folder, and print what was understood of its log."""
-    from grpo_lab.tracking.foreign import Chosen, import_run
+    from grpo_lab.tracking.external import Chosen, import_run
 
     if arguments.name in declared(experiments_folder()):
-        raise ValueError(f"{arguments.name} is a declared experiment: give foreign runs another name with --as")
+        raise ValueError(f"{arguments.name} is a declared experiment: give external runs another name with --as")
     chosen = Chosen(arguments.accuracy, arguments.heldout, arguments.downstream)
     found = import_run(
         arguments.framework, arguments.folder, arguments.runs, arguments.name, arguments.label or arguments.framework,
         arguments.seed, chosen, typed("grpo-lab"),
     )  # fmt: skip
-    known = {theirs: ours for theirs, ours in found.log.read_as.items() if not ours.startswith("foreign/")}
+    known = {theirs: ours for theirs, ours in found.log.read_as.items() if not ours.startswith("external/")}
     say(f"{found.source}: {len(found.log.steps)} steps, into {found.folder}")
     say(*(f"  {theirs} -> {ours}" for theirs, ours in sorted(known.items())), sep="\n")
-    say(f"  {len(found.log.read_as) - len(known)} others are kept as foreign/*")
+    say(f"  {len(found.log.read_as) - len(known)} others are kept as external/*")
     say(*found.log.notes, f"draw them: grpo-lab figures {arguments.name} --runs {arguments.runs}", sep="\n")
 
 
@@ -408,7 +410,7 @@ def read_rollouts(arguments: argparse.Namespace) -> None:
 
 
 def show_status(arguments: argparse.Namespace) -> None:
-    """Print what sweeps and single runs are doing: a line for each, or a line for each cell of one."""
+    """Print what sweeps and single runs are doing: a line for each, or a line for each run of one."""
     from grpo_lab.sweeps.status import status_lines
 
     _require_runs(arguments.runs)
@@ -416,7 +418,7 @@ def show_status(arguments: argparse.Namespace) -> None:
 
 
 def stop_run(arguments: argparse.Namespace) -> None:
-    """Interrupt a run and wait until it has finished its step and saved; a sweep goes on with its other cells."""
+    """Interrupt a run and wait until it has finished its step and saved; a sweep goes on with its other runs."""
     from grpo_lab.sweeps.status import find_run
     from grpo_lab.sweeps.stop import stop_run
     from grpo_lab.tracking.run_reader import activity_of, interrupted_in_words, was_stopped
@@ -478,7 +480,7 @@ def diff_runs(arguments: argparse.Namespace) -> None:
 
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
-    from grpo_lab.harness.command import Plan, Settings, evaluate, mirror, suites_of
+    from grpo_lab.harness.command import Plan, Settings, evaluate, export, suites_of
 
     plan = Plan(
         harness=arguments.harness,
@@ -505,7 +507,7 @@ def evaluate_runs(arguments: argparse.Namespace) -> None:
             say(f"{run} step {result.step}: {result.suite} {found['value']:.3f}{error}, {result.metric}, "
                   f"{result.samples} answers{there}", flush=True)  # fmt: skip
     finally:  # what was measured before an error stays
-        for message in filter(None, map(mirror, runs)):
+        for message in filter(None, map(export, runs)):
             say(message, error=True)
 
 
@@ -520,12 +522,12 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     )
     evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
     evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
-    evaluated.add_argument("--limit", type=int, help="ask so many questions of each task")
+    evaluated.add_argument("--limit", type=int, help="number of questions of each task")
     evaluated.add_argument("--num-fewshot", type=int, help="solved examples before each question (lm_eval)")
     evaluated.add_argument("--apply-chat-template", action="store_true", help="ask as the model's chats do")
     evaluated.add_argument("--include-path", help="a folder with tasks of your own (lm_eval)")
     evaluated.add_argument("--batch-size", default="16", help="a number, or auto (lm_eval); default: 16")
-    evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a card where there is one)")
+    evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a GPU where there is one)")
     evaluated.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
     evaluated.add_argument("--python", default=sys.executable, help="a Python that has the harness (default: this one)")
     evaluated.add_argument("--again", action="store_true", help="measure again what was measured")
@@ -536,7 +538,7 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     status = commands.add_parser(
         "status", help="what sweeps and single runs are doing, from any shell: steps, time left, errors"
     )
-    status.add_argument("name", nargs="?", help="one sweep, cell by cell, or one run (default: a line for each)")
+    status.add_argument("name", nargs="?", help="one sweep, run by run, or one run (default: a line for each)")
     status.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     status.set_defaults(run=show_status)
     stop = commands.add_parser("stop", help="stop a run once its step is finished and saved; its sweep continues")
@@ -554,7 +556,7 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
     power.add_argument(
         "--effect", type=float, nargs="+", default=(), help="what to find, in the metric's unit (default: its margins)"
     )
-    power.add_argument("--metric", default="", help="of this metric alone (default: all of the predictions)")
+    power.add_argument("--metric", default="", help="only of this metric (default: all of the predictions)")
     power.add_argument("--trials", type=int, default=400, help="simulated sweeps; 0 for none (default: 400)")
     power.add_argument("--runs", default=RUNS, help="the folder of runs, or an MLflow URI (default: runs)")
     power.add_argument("--data", type=Path, help=_SAVED)
@@ -565,7 +567,7 @@ def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again = commands.add_parser("reproduce", help="a finished run again, from its own record, and what differs")
     again.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
     again.add_argument("--to", type=Path, default=Path("reproduced"), help="the folder of runs for it")
-    again.add_argument("--steps", type=int, metavar="N", help="run and compare the first N steps alone")
+    again.add_argument("--steps", type=int, metavar="N", help="run and compare only the first N steps")
     again.set_defaults(run=reproduce_run)
 
 
@@ -580,17 +582,19 @@ def _add_diff(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_import(commands: argparse._SubParsersAction) -> None:
-    foreign = commands.add_parser("import", help="a run of TRL or prime-rl, as one that figures can draw beside ours")
-    foreign.add_argument("framework", choices=["trl", "prime-rl"])
-    foreign.add_argument("folder", type=Path, help="what it wrote: an output folder, trainer_state.json, metrics.jsonl")
-    foreign.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
-    foreign.add_argument("--label", default="", help="of its arm, foreign:LABEL (default: the framework)")
-    foreign.add_argument("--seed", type=int, default=0, help="tells runs of one label apart (default: 0)")
-    foreign.add_argument("--accuracy", default="", help="of several rewards: the one that says what is right")
-    foreign.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
-    foreign.add_argument("--downstream", default="", help="the evaluation set of harder questions")
-    foreign.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
-    foreign.set_defaults(run=import_foreign)
+    external = commands.add_parser("import", help="a run of TRL or prime-rl, as one that figures can draw beside ours")
+    external.add_argument("framework", choices=["trl", "prime-rl"])
+    external.add_argument(
+        "folder", type=Path, help="what it wrote: an output folder, trainer_state.json, metrics.jsonl"
+    )
+    external.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
+    external.add_argument("--label", default="", help="of its arm, external:LABEL (default: the framework)")
+    external.add_argument("--seed", type=int, default=0, help="of the run, where a label has several (default: 0)")
+    external.add_argument("--accuracy", default="", help="of several rewards: the one that measures correctness")
+    external.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
+    external.add_argument("--downstream", default="", help="the evaluation set of harder questions")
+    external.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
+    external.set_defaults(run=import_external)
 
 
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
@@ -664,7 +668,12 @@ def main(words: Sequence[str] | None = None) -> None:
     rates.set_defaults(run=measure_pass_rates)
     figures = commands.add_parser("figures", help="figures, tables and verdict of an experiment")
     figures.add_argument(
-        "--foreign", action="append", default=[], metavar="NAME", help="imported runs to draw beside it, in one figure"
+        "--external",
+        "--foreign",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="imported runs to draw beside it, in one figure",
     )
     figures.add_argument(
         "--figure", action="append", default=[], metavar="FIGURE", help="draw this one, such as forest, not the five"
@@ -690,9 +699,9 @@ def main(words: Sequence[str] | None = None) -> None:
     data.add_argument("name", help="the sweep, as its folder under RUNS/sweeps is called")
     data.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
     data.add_argument("--to", type=Path, help="where the three files go (default: experiments/NAME/data)")
-    data.add_argument("--evaluations", action="store_true", help="evaluations and budgets alone, as tuning sweeps need")
+    data.add_argument("--evaluations", action="store_true", help="only evaluations and budgets, as tuning sweeps need")
     data.add_argument(
-        "--lean", action="store_true", help="what tables and verdicts read alone: few metrics of steps, no answers"
+        "--lean", action="store_true", help="only what tables and verdicts read: few metrics of steps, no answers"
     )
     data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
     data.set_defaults(run=export_data)

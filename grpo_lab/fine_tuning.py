@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.stages import LearnerSettings, SamplingSettings
 from grpo_lab.distributed.device import on_device
 from grpo_lab.policy import packing
@@ -28,9 +28,10 @@ from grpo_lab.rollout.grading import decode, encode_prompts, grade, group_reques
 from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Task
 from grpo_lab.tracking.activity import Activity, doing
+from grpo_lab.tracking.checksums import AFRESH, damage_of, digest_of, read_checksummed, with_checksum
 from grpo_lab.tracking.files import follow_umask, write_json
-from grpo_lab.tracking.metrics import is_touched
-from grpo_lab.tracking.whole import AFRESH, digest_of, read_sealed, sealed, trouble_with
+from grpo_lab.tracking.metrics import is_active_fraction
+from grpo_lab.tracking.renames import with_metric_names
 from grpo_lab.tricks.denominator import Survivors
 from grpo_lab.tricks.sft import FineTuning, Sft
 from grpo_lab.types import Completion, NoiseKey, Problem, Rollouts, StopReason
@@ -42,18 +43,18 @@ FILE = "sft.json"  # in the folder of the fine-tuned model
 class Start:
     """The model that RL begins with.
 
-    `ledger` is what fine-tuning spent and `metrics` what it logs at step 0. `seconds` is the wall time it took.
+    `account` is what fine-tuning spent and `metrics` what it logs at step 0. `seconds` is the wall time it took.
     """
 
     folder: Path
-    ledger: Ledger
+    account: ComputeAccount
     metrics: dict[str, float]
     seconds: float
 
     @property
-    def touched(self) -> dict[str, float]:
-        """What every step logs: the share of the chosen problems that gave an answer to learn."""
-        return {name: value for name, value in self.metrics.items() if is_touched(name)}
+    def active(self) -> dict[str, float]:
+        """Metrics of every step: the share of the chosen problems that gave an answer to learn."""
+        return {name: value for name, value in self.metrics.items() if is_active_fraction(name)}
 
     @property
     def clock(self) -> dict[str, float]:
@@ -102,7 +103,7 @@ def fine_tuned(
     another base, if no answer is left to learn, or if training on the answers diverges.
     """
     if not isinstance(sft, FineTuning):
-        return Start(base, Ledger(), {}, 0.0)
+        return Start(base, ComputeAccount(), {}, 0.0)
     if own is None:
         raise ValueError("sft needs a folder to keep the fine-tuned model in: start the run with grpo_lab.train")
     weights = fingerprint(base)
@@ -111,32 +112,32 @@ def fine_tuned(
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         loading = learning.loading
         learner = load_model(base, learning.precision.lm_head, loading)
-        cost, ledger = ModelFlops.of(learner), Ledger()
+        cost, account = ModelFlops.of(learner), ComputeAccount()
         if loading.lora is not None:
             add_adapter(learner, loading.lora, learning.seed)
         learner = moved(learner, device)
         with doing("answers to fine-tune on"):
             answers, metrics = _answers(
-                sft, sampling, task, learning.seed, base, tokenizer, problems, device, cost, ledger
+                sft, sampling, task, learning.seed, base, tokenizer, problems, device, cost, account
             )
         with doing("fine-tuning", sft.epochs * math.ceil(len(answers) / sft.batch_size), "updates") as shown:
-            metrics |= _train(sft, learning, sampling.cost_model, learner, answers, device, cost, ledger, shown)
+            metrics |= _train(sft, learning, sampling.cost_model, learner, answers, device, cost, account, shown)
         save_whole(learner, partial)
         tokenizer.save_pretrained(partial)
         follow_umask(partial)
         files = {path.name: digest_of(path) for path in sorted(partial.iterdir())}
-        made = {"base": weights, "ledger": asdict(ledger), "metrics": metrics, "files": files}
-        write_json(partial / FILE, sealed(made | {"seconds": time.perf_counter() - began}))
+        made = {"base": weights, "ledger": asdict(account), "metrics": metrics, "files": files}
+        write_json(partial / FILE, with_checksum(made | {"seconds": time.perf_counter() - began}))
         os.replace(partial, own)
-    made = read_sealed(own / FILE, AFRESH)
-    if troubles := [trouble for name, digest in made["files"].items() if (trouble := trouble_with(own / name, digest))]:
-        raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
+    made = read_checksummed(own / FILE, AFRESH)
+    if damage := [problem for name, digest in made["files"].items() if (problem := damage_of(own / name, digest))]:
+        raise ValueError(f"{', '.join(damage)}; {AFRESH}")
     if made["base"] != weights:
         raise ValueError(
             f"{own} was fine-tuned from the weights {made['base']}, and the model has {weights} now: give back the "
             "model it had, or move the run's folder away"
         )
-    return Start(own, Ledger(**made["ledger"]), made["metrics"], made["seconds"])
+    return Start(own, ComputeAccount(**made["ledger"]), with_metric_names(made["metrics"]), made["seconds"])
 
 
 def _answers(
@@ -149,7 +150,7 @@ def _answers(
     problems: Sequence[Problem],
     device: torch.device,
     cost: ModelFlops,
-    ledger: Ledger,
+    account: ComputeAccount,
 ) -> tuple[list[Demonstration], dict[str, float]]:
     """The answers to learn to random problems, and the metrics of how they were found."""
     drawn = sorted(range(len(problems)), key=lambda place: _chance(seed, "problems", 0, problems[place].id))
@@ -157,7 +158,7 @@ def _answers(
     asked = [problems[place] for place in places]
     prompts = encode_prompts(tokenizer, sampling.template, asked)
     if sft.draws:
-        found, metrics = _sampled(sft, sampling, seed, base, tokenizer, asked, prompts, device, cost, ledger)
+        found, metrics = _sampled(sft, sampling, seed, base, tokenizer, asked, prompts, device, cost, account)
         short = "raise sft.samples or sft.problems, or begin with a model that is right more often"
     else:
         written = task.solutions("train")
@@ -177,7 +178,7 @@ def _answers(
     return found, metrics | {
         "sft/answers": float(len(found)),
         "sft/length": sum(len(answer.completion.tokens) for answer in found) / len(found),
-        "touched/sft": len({answer.problem.id for answer in found}) / len(asked),
+        "active_fraction/sft": len({answer.problem.id for answer in found}) / len(asked),
     }
 
 
@@ -191,9 +192,9 @@ def _sampled(
     prompts: Sequence[tuple[int, ...]],
     device: torch.device,
     cost: ModelFlops,
-    ledger: Ledger,
+    account: ComputeAccount,
 ) -> tuple[list[Demonstration], dict[str, float]]:
-    """Those of the base model's own answers that `sft` picks; their sampling is counted in the ledger."""
+    """Those of the base model's own answers that `sft` picks; their sampling is counted in the account."""
     engine, cost_model = sampling.engine, sampling.cost_model
     requests = group_requests(asked, prompts, sft.draws, engine.params, seed, "sft", 0)
     with closing(engine.open(base, sampling.precision, device)) as session:
@@ -204,10 +205,10 @@ def _sampled(
     picked = sft.picks(right, graded.lengths)
     lengths, nothing = graded.lengths.tolist(), [[0] * sft.draws for _ in asked]
     injected = int((rollouts.response_mask & ~rollouts.sampled_mask).sum())
-    ledger.generated(cost, [len(prompt) for prompt in prompts], lengths, nothing, injected)
-    ledger.discarded_tokens += int(graded.sampled_lengths[~picked].sum())
+    account.generated(cost, [len(prompt) for prompt in prompts], lengths, nothing, injected)
+    account.discarded_tokens += int(graded.sampled_lengths[~picked].sum())
     decoding = cost_model.decoding([length for group in lengths for length in group], engine.max_rows)
-    ledger.simulated_seconds += decoding + cost_model.reading(sum(map(len, prompts)))
+    account.simulated_seconds += decoding + cost_model.reading(sum(map(len, prompts)))
     rows = picked.flatten().nonzero().flatten().tolist()
     answers = [Demonstration(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
     return answers, {"sft/right": float(right.double().mean())}
@@ -221,10 +222,10 @@ def _train(
     answers: Sequence[Demonstration],
     device: torch.device,
     cost: ModelFlops,
-    ledger: Ledger,
+    account: ComputeAccount,
     shown: Activity,
 ) -> dict[str, float]:
-    """Train `learner` on the answers, counted in the ledger; returns the loss of the last epoch per token."""
+    """Train `learner` on the answers, counted in the account; returns the loss of the last epoch per token."""
     if learning.gradient_checkpointing:
         recompute_layers(learner)
     packs = learning.microbatching.packs and packing.prepare(learner)
@@ -250,8 +251,8 @@ def _train(
             prompts = [len(prompt) for prompt in rollouts.prompts]
             in_loss = int(rollouts.sampled_mask.sum())
             tokens += in_loss
-            ledger.trained(cost, prompts, lengths, in_loss)
-            ledger.simulated_seconds += cost_model.training(sum(prompts) + sum(lengths), 1)
+            account.trained(cost, prompts, lengths, in_loss)
+            account.simulated_seconds += cost_model.training(sum(prompts) + sum(lengths), 1)
             try:
                 plan.step(optimizer, updates)
             except FloatingPointError as error:

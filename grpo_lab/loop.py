@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config.explain import explain, inert_lines
+from grpo_lab.config.explain import explain, no_op_lines
 from grpo_lab.config.rules import broken_rules, check_compatible, unread_keys
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
-from grpo_lab.learner.step_metrics import TOUCHING_AXES, FinishedStep, inert_axes, rollout_table, step_metrics
-from grpo_lab.learner.update import estimate_advantages, make_inputs, read_policies, train_on
-from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.learner.step_metrics import MEASURED_AXES, FinishedStep, no_op_axes, rollout_table, step_metrics
+from grpo_lab.learner.update import compute_logprobs, estimate_advantages, make_inputs, train_on
+from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
 from grpo_lab.run import checkpoint
@@ -44,23 +44,23 @@ from grpo_lab.run.prompts import check_prompts, prompts_text
 from grpo_lab.run.recorder import (
     Clock,
     Recorder,
+    exported,
     failures_recorded,
-    mirrored,
     summarise,
     verdict,
     what_is_lost,
 )
-from grpo_lab.run.resume import find_beginning, stretches_of_ranks
+from grpo_lab.run.resume import find_beginning, segments_of_ranks
 from grpo_lab.run.state import Inputs, RunState, open_state, read_inputs, require_models
 from grpo_lab.run.training_problems import check_trained, training_problems
 from grpo_lab.tracking import interrupt, provenance
 from grpo_lab.tracking.activity import doing
+from grpo_lab.tracking.checksums import check_finished, with_checksum
 from grpo_lab.tracking.files import atomic_write, write_json
 from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.progress import RunProgress, Unshown
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.sweep_record import sweep_of
-from grpo_lab.tracking.whole import check_finished, sealed
 from grpo_lab.types import Exhausted
 
 
@@ -72,37 +72,37 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
     """
     if state.log_position == 0:
         recorder.record(state, queue, Clock(0, state.clock_before), state.training.metrics | state.start.metrics)
-        if state.ledger.spent(run.budget) >= 1:
+        if state.account.spent(run.budget) >= 1:
             raise ValueError(
                 "the budget is spent before the first step, on what pass_rate or sft sampled and the first evaluation: "
                 "raise budget.amount, or choose budget=steps"
             )
     recorder.catch_up(state, queue)
-    while state.ledger.spent(run.budget) < 1:
-        clock = Clock(state.ledger.steps + 1)
+    while state.account.spent(run.budget) < 1:
+        clock = Clock(state.account.steps + 1)
         with clock("generate"):
             # 1 draw problems, 2 generate, 3 grade, 4 shape, 5 truncation, 6 filter or refill: as far ahead of training
             # as the schedule allows
             batch = queue.take()
         with clock("logprobs"):
             # 7 log-probs of the old and the reference policy; correction, rejection, kl in the reward
-            before = read_policies(run.logprob_tricks, state, batch.filtered, batch.rollouts)
+            before = compute_logprobs(run.logprob_tricks, state, batch.filtered, batch.rollouts)
         with clock("credit"):
             # 8 advantages
-            ends = Continuations(
-                queue.maker, run.task.step_end, state.session, state.ledger, state.model_flops, batch.rollouts
+            ends = PrefixRollouts(
+                queue.maker, run.task.step_end, state.session, state.account, state.model_flops, batch.rollouts
             )
             advantages = estimate_advantages(run.baseline, run.scale, before, batch.rollouts, ends)
         with clock("train"):
             # 9 batch
             inputs = make_inputs(run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
             # 10 minibatches: loss, backward, step
-            tally = train_on(run.update_settings, state, inputs, before, advantages)
+            accumulator = train_on(run.update_settings, state, inputs, before, advantages)
         with clock("sync"):
             # 11 sync weights
             sync_sampler(run.sync_settings, state, queue)
         # 12 log, evaluate, save
-        step = FinishedStep(batch, before, advantages, inputs, tally)
+        step = FinishedStep(batch, before, advantages, inputs, accumulator)
         table = partial(rollout_table, state.tokenizer, step)
         metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.teacher)
         recorder.record(state, queue, clock, metrics, table, batch.version)
@@ -124,7 +124,7 @@ def open_run(
     with contextlib.ExitStack() as opened:
         state = open_state(run, device, resume_from, saved, folder, inputs)
         opened.callback(state.session.close)
-        queue = open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
+        queue = open_queue(run, state.session, state.tokenizer, state.problems, state.account, state.model_flops)
         opened.callback(queue.close)
         if saved:
             queue.from_state(saved["queue"])
@@ -143,11 +143,11 @@ def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, f
         raise
     except Exhausted as error:
         saved = recorder.save(state, queue, folder / "checkpoints")
-        raise Exhausted(f"{error}. The run ends after step {state.ledger.steps}, saved in {saved}") from error
+        raise Exhausted(f"{error}. The run ends after step {state.account.steps}, saved in {saved}") from error
     except FloatingPointError as error:
         saved = recorder.save(state, queue, folder / "failure")
         raise FloatingPointError(
-            f"{error}: the run stopped before that update, within step {state.ledger.steps + 1}; its state, "
+            f"{error}: the run stopped before that update, within step {state.account.steps + 1}; its state, "
             f"with the step's earlier updates, is in {saved}. "
             "Lower optimizer.learning_rate (critic.learning_rate, if it was the critic's) or look at the last "
             "rows of metrics.jsonl"
@@ -155,7 +155,7 @@ def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, f
 
 
 def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
-    """What `start` is on every rank but the first: the same training, which writes and prints nothing."""
+    """Do the same training as `start` on every rank but the first, without writing or printing."""
     told: Any = ranks.from_first(None)
     if told is None:  # the run is finished
         return
@@ -218,17 +218,17 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             warnings += [*training.notes(), *inputs.left_out, *inputs.prompts.notes()]
             described = describe_run(
                 before.get("run_key") or uuid.uuid4().hex, name, config, identity, tracking, choices, warnings, data,
-                training.record(), inputs.prompts.record(), environment, sweep, beginning.all_stretches(environment),
-                stretches_of_ranks(before, beginning.step, ranks.number()), unread_keys(run),
+                training.record(), inputs.prompts.record(), environment, sweep, beginning.all_segments(environment),
+                segments_of_ranks(before, beginning.step, ranks.number()), unread_keys(run),
             )  # fmt: skip
-            write_json(folder / "run.json", sealed(masked(described)))
+            write_json(folder / "run.json", with_checksum(masked(described)))
             atomic_write(folder / "config.yaml", masked(OmegaConf.to_yaml(config, resolve=True)))
             atomic_write(folder / "explanation.txt", explain(run, config, choices) + "\n")
             atomic_write(folder / "first_prompt.txt", prompts_text(inputs.prompts) + "\n")
         for warning in (*warnings, *beginning.said):
             say(warning, "warning")
         newest = beginning.checkpoint
-        with mirrored(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
+        with exported(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:
             ranks.from_first((newest, training, described["run_key"]))  # `follow` waits for it
             with remedied("open"), doing("loading the model"):
                 state, queue, saved = opened.enter_context(open_run(run, device, newest, folder, inputs))
@@ -237,14 +237,14 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             recorder = Recorder(run.record_settings, log, progress, described["run_key"])
             if saved:
                 recorder.from_state(saved)
-                say(f"resuming after step {state.ledger.steps} from {newest}")
+                say(f"resuming after step {state.account.steps} from {newest}")
             with saved_if_stopped(state, queue, recorder, folder):
                 train(run, state, queue, recorder)
-            options = {axis: getattr(run, axis) for axis in TOUCHING_AXES}
-            inert = inert_axes(options, broken_rules(run).idle_axes, recorder.touched)
-            done = summarise(log, state.ledger, inert, described, recorder.warnings, run.checkpoint.best)
+            options = {axis: getattr(run, axis) for axis in MEASURED_AXES}
+            no_ops = no_op_axes(options, broken_rules(run).no_op_axes, recorder.active)
+            done = summarise(log, state.account, no_ops, described, recorder.warnings, run.checkpoint.best)
             log.mark_done(done)
-        for line in inert_lines(inert, choices):
-            say(line, "inert")
+        for line in no_op_lines(no_ops, choices):
+            say(line, "no_ops")
         say(verdict(folder, done))
     return folder

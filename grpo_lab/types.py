@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from grpo_lab.renamed import renamed_fields
+
 # Annotations name the axes of each tensor. Tests load torch first and check them. A run ignores them, so it does not
 # need jaxtyping, and loads torch only when it loads a model.
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ else:
             """Makes isinstance raise, because the answer would be False for every tensor."""
 
             def __instancecheck__(cls, value: object) -> bool:
-                raise TypeError("this Tensor stands for torch's in annotations alone; ask isinstance with torch.Tensor")
+                raise TypeError("this Tensor stands for torch's only in annotations; ask isinstance with torch.Tensor")
 
         class Tensor(metaclass=_OnlyInAnnotations):
             """Stands in for torch.Tensor in annotations while torch is not loaded."""
@@ -320,16 +322,17 @@ def _tensor_fields(record: Rollouts | Graded) -> list[str]:
     return [field.name for field in fields(record) if isinstance(getattr(record, field.name), torch.Tensor)]
 
 
+@renamed_fields(counted="in_statistics", trained="in_loss")
 @dataclass(frozen=True)
 class Graded:
     """Verifier outcome, reward and masks of each response.
 
-    `outcome` is the verifier outcome, 0 or 1, and is never shaped. `reward` is the sum of the named
-    `components`. `counted` rows enter group and batch statistics, `trained` rows enter the loss. Two masks let a
-    trick mask a row before or after the statistics. `target_length` is the length that the prompt asked for, or
-    None. `lengths` count all response tokens; `sampled_lengths` count sampled tokens that rejection left in.
-    `progress` is the share of the budget spent when the problem was drawn, None outside training. `failed` are the
-    responses that the grader failed on, None where none did: their outcome and reward are 0 and mean nothing.
+    `outcome` is the verifier outcome, 0 or 1, and is never shaped. `reward` is the sum of the named `components`.
+    `in_statistics` are the rows of group and batch statistics, `in_loss` those of the loss. Two masks let a trick mask
+    a row before or after the statistics. `target_length` is the length that the prompt asked for, or None. `lengths`
+    count all response tokens; `sampled_lengths` count sampled tokens that rejection left in. `progress` is the share of
+    the budget spent when the problem was drawn, None outside training. `failed` are the responses that the grader
+    failed on, None where none did: their outcome and reward are 0 and mean nothing.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -338,8 +341,8 @@ class Graded:
     lengths: Int[Tensor, "P G"]
     sampled_lengths: Int[Tensor, "P G"]
     truncated: Bool[Tensor, "P G"]
-    counted: Bool[Tensor, "P G"]
-    trained: Bool[Tensor, "P G"]
+    in_statistics: Bool[Tensor, "P G"]
+    in_loss: Bool[Tensor, "P G"]
     target_length: Int[Tensor, "P G"] | None = None
     progress: Float[Tensor, "P G"] | None = None
     failed: Bool[Tensor, "P G"] | None = None
@@ -472,17 +475,18 @@ class Batch:
     marked: Bool[Tensor, "M T"] | None = None
 
 
+@renamed_fields(touched="affected")
 @dataclass(frozen=True)
 class LossOutput:
     """One microbatch's share of the step's loss, with gradient, and sums for the log.
 
     `sums` are over tokens in the loss. They are added over all microbatches and then divided once, by their entry
-    "tokens". `touched` are the tokens in the loss whose gradient the surrogate changed.
+    "tokens". `affected` are the tokens in the loss whose gradient the surrogate changed.
     """
 
     loss: Float[Tensor, ""]
     sums: Mapping[str, Float[Tensor, ""]]
-    touched: Bool[Tensor, "M T"]
+    affected: Bool[Tensor, "M T"]
 
 
 def to_groups(rows: Tensor, group_size: int) -> Tensor:

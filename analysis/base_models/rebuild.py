@@ -18,8 +18,8 @@ from grpo_lab.tasks import shipped as bases
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import Shipped, shipped
 from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
+from grpo_lab.tracking.checksums import digest_of, sealed
 from grpo_lab.tracking.files import locked, write_json
-from grpo_lab.tracking.whole import digest_of, sealed
 
 PROBLEMS = 1024  # asked of each of two models that are compared
 CONFIDENCE = 0.95  # that no base differs by chance, of all that are compared

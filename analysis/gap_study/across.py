@@ -84,7 +84,7 @@ POOLED_INDICATORS = INDICATORS | {
 }
 
 MISLED, OTHERWISE_MISLED = "reward up, downstream down", "reward down, downstream up"
-UNRESOLVED = "not resolved"
+UNRESOLVED = "not significant"
 KINDS = ("both up", "both down", MISLED, OTHERWISE_MISLED, UNRESOLVED)
 _KIND_OF = {(1, 1): KINDS[0], (-1, -1): KINDS[1], (1, -1): MISLED, (-1, 1): OTHERWISE_MISLED}
 
@@ -117,7 +117,7 @@ class Contrast:
 
     @property
     def kind(self) -> str:
-        """One of KINDS; not resolved where either interval holds 0."""
+        """One of KINDS; not significant where either interval holds 0."""
         return _KIND_OF.get(self.signs, UNRESOLVED)
 
     @property

@@ -121,7 +121,7 @@ def _draw_contrasts(axes: Axes, pooled: Pool) -> None:
     axes.axvline(0, color=GREY, linewidth=0.8)
     named = [contrast for contrast in pooled.contrasts if contrast.kind in (MISLED, OTHERWISE_MISLED)]
     for contrast, x, y in zip(pooled.contrasts, xs, ys):
-        sure = contrast.kind != "not resolved"
+        sure = contrast.kind != "not significant"
         colour = VERMILLION if contrast.kind == MISLED else BLUE if contrast.kind == OTHERWISE_MISLED else BLACK
         marker = "X" if contrast.apart else "o"
         if contrast in named:

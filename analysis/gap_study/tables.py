@@ -27,7 +27,7 @@ from gap_study.across import (
 from grpo_lab.analysis.metric_names import change_text
 from grpo_lab.analysis.stats.intervals import Interval, bounds
 
-_SIGN = {1: "up", 0: "not resolved", -1: "down"}
+_SIGN = {1: "up", 0: "not significant", -1: "down"}
 
 
 def signs_table(pooled: Pool) -> pd.DataFrame:

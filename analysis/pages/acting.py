@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.analysis.effects.acted import run_means
+from grpo_lab.analysis.effects.manipulation_checks import run_means
 from grpo_lab.analysis.effects.verdict import judge
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.saved_data import load_data
@@ -15,7 +15,7 @@ from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.config.catalogue import recipe_overrides, with_tables
 from grpo_lab.config.design import Direction
 from grpo_lab.config.folders import DATA, declared
-from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_touched, is_touched, logged_name
+from grpo_lab.tracking.metrics import UNLIKE_PPO, axis_of_fraction, is_active_fraction, logged_name
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("dapo", "dr_grpo", "scalerl", "cispo", "gspo")
@@ -26,9 +26,9 @@ BEYOND = {
     "cispo": ("learner_precision=bf16_fp32_head",),
 }
 SETTINGS = ("reward", "optimizer", "updates")  # of a recipe: they set the scene and touch no share of anything
-ALIKE = "the same on every base"
+ALIKE = "the same on every base model"
 SWEEPS = "acts_"  # what the experiments are named that count what tricks touch
-# Metrics that count what the option of an axis does, beside clipped shares and touched/<axis>.
+# Metrics that count what the option of an axis does, beside clipped shares and active_fraction/<axis>.
 _COUNTS = {UNLIKE_PPO: "surrogate", "rollout/staleness": "schedule", "mismatch/absolute": "learner_precision"}
 _ROUNDING = 1e-9
 _PLUMBING = ("budget", "budget.amount", "evaluation")  # words of a design that make no world or regime
@@ -39,8 +39,9 @@ class Acting:
     """What one trick touched. `scene` are the overrides of its world and regime.
 
     `share` and `beside` are means of `metric` over the steps of a run, then over bases at equal weight; `beside` is the
-    arm without the trick. `apart` is the difference over bases, paired by seed. `word` is that of the sweep's verdict,
-    after Holm over its predictions, or that every base has the same difference, which no test by scatter can resolve.
+    arm without the trick. `apart` is the difference over bases, paired by seed. `verdict` is that of the sweep's
+    verdict, after Holm over its predictions, or that every base has the same difference, which no test by scatter can
+    resolve.
     """
 
     trick: str
@@ -49,12 +50,12 @@ class Acting:
     share: float
     beside: float
     apart: Interval
-    word: str
+    verdict: str
 
     @property
     def acts(self) -> bool:
         """Whether the verdict says that the trick touches something of its own, or every base says so alike."""
-        return self.word in ("supported", ALIKE)
+        return self.verdict in ("supported", ALIKE)
 
 
 def tricks_of(method: str) -> list[str]:
@@ -83,7 +84,7 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
     for judgement in judge(data, final_values(data)):
         prediction = judgement.prediction
         metric = logged_name(prediction.metric)
-        axis = axis_touched(metric) if is_touched(metric) else _COUNTS.get(metric)
+        axis = axis_of_fraction(metric) if is_active_fraction(metric) else _COUNTS.get(metric)
         if axis is None:
             continue
         words = data.design.arms[prediction.arm]
@@ -103,8 +104,8 @@ def _of_sweep(data: SweepData) -> Iterator[Acting]:
             metric,
             float(here.groupby("base")[metric].mean().mean()),
             float(there.groupby("base")[metric].mean().mean()),
-            apart.within(-1.0, 1.0) if is_touched(metric) else apart,
-            ALIKE if alike else judgement.word,
+            apart.within(-1.0, 1.0) if is_active_fraction(metric) else apart,
+            ALIKE if alike else judgement.verdict,
         )
 
 
@@ -130,7 +131,7 @@ def acting_table(folder: Path) -> str:
             f"{one.share:.3g}",
             f"{one.beside:.3g}",
             one.apart.written("{:+.3g}".format),
-            one.word,
+            one.verdict,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

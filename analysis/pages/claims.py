@@ -8,9 +8,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from grpo_lab.analysis.caveats import place
-from grpo_lab.analysis.effects.acted import could_not_act
+from grpo_lab.analysis.effects.manipulation_checks import failed_checks
 from grpo_lab.analysis.effects.speed import has_speed, no_headroom, speed_text
-from grpo_lab.analysis.effects.verdict import Judgement, claim, count_limit, count_word, counted, judge, places_of
+from grpo_lab.analysis.effects.verdict import (
+    VERDICTS,
+    Judgement,
+    claim,
+    count_limit,
+    count_verdict,
+    counted,
+    judge,
+    places_of,
+)
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -28,8 +37,7 @@ from pages.contrasts import (
 from pages.pooled import pool
 from pages.saved_sweeps import SavedSweeps
 
-NO_LARGER = "no larger than the margin"
-WORDS = ("supported", "contradicted", NO_LARGER, "not resolved", "could not act", "not run")
+EQUIVALENT = "equivalent within the margin"
 _OPPOSITE = {"supported": "contradicted", "contradicted": "supported"}
 HEAD = "| trick | claim | source | conditions | measured | effect | pooled | margin | speed | verdict | runs |"
 _DEFAULT_WORLD = "world=sums"
@@ -39,7 +47,7 @@ _DEFAULT_WORLD = "world=sums"
 class Answer:
     """A claim, and what its experiment says of it; `judgement` is of the prediction that tests it.
 
-    `judgement` is None where no run is saved. `word` is one of WORDS: the judgement's, from the source's point of view.
+    `judgement` is None where no run is saved. `verdict` is one of VERDICTS: the judgement's, from the source's view.
     """
 
     claim: Claim
@@ -50,8 +58,8 @@ class Answer:
     pooled: str = ""  # the same contrast over all sweeps that measured it, post hoc
 
     @property
-    def word(self) -> str:
-        return claim_word(self.claim.direction, self.judgement) if self.judgement else "not run"
+    def verdict(self) -> str:
+        return claim_verdict(self.claim.direction, self.judgement) if self.judgement else "not run"
 
     @property
     def where(self) -> tuple[str, ...]:
@@ -72,27 +80,27 @@ class Answer:
         return places_of(self.design, self.design.predictions[self.claim.prediction])
 
 
-def claim_word(expected: Direction, judgement: Judgement) -> str:
-    """The verdict on a claim that expects this direction; see `judge` for what the words rest on.
+def claim_verdict(expected: Direction, judgement: Judgement) -> str:
+    """The verdict on a claim that expects this direction; `judge` says what verdicts rest on.
 
-    An effect with a sign that is surely smaller than the margin is no larger than what matters, and called that. A
-    claim of a direction where the prediction says within a margin is supported or contradicted only by an effect
-    surely larger than the margin.
+    An effect that is significantly smaller than the margin is equivalent within the margin, whatever its sign. A claim
+    of a direction where the prediction is equivalence is supported or contradicted only by an effect significantly
+    larger than the margin.
     """
-    predicted, word = judgement.prediction.direction, judgement.word
-    if word in _OPPOSITE and expected is not Direction.within and judgement.equivalent < ALPHA:
-        return NO_LARGER
-    if expected is predicted or word in ("not run", "could not act", "not resolved"):
-        return NO_LARGER if word == "within the margin" else word
-    if predicted is Direction.within:  # contradicted, since one that is supported is no larger than the margin
+    predicted, verdict = judgement.prediction.direction, judgement.verdict
+    if verdict in _OPPOSITE and expected is not Direction.within and judgement.equivalent < ALPHA:
+        return EQUIVALENT
+    if expected is predicted or verdict not in _OPPOSITE:
+        return verdict
+    if predicted is Direction.within:  # contradicted, since one that is supported is equivalent
         above = judgement.comparison.sign > 0
         return "supported" if above == (expected is Direction.above) else "contradicted"
-    return NO_LARGER if word == "within the margin" else _OPPOSITE[word]
+    return _OPPOSITE[verdict]
 
 
 @lru_cache(maxsize=1)
 def answers(saved: SavedSweeps) -> tuple[Answer, ...]:
-    """Every declared claim with its answer: by trick, then by word in the order of WORDS."""
+    """Every declared claim with its answer: by trick, then by verdict in the order of VERDICTS."""
     found = []
     for design in (design for design in saved.declared if design.claims):
         if design in saved.designs:
@@ -104,12 +112,12 @@ def answers(saved: SavedSweeps) -> tuple[Answer, ...]:
             ]
         else:
             found += [Answer(one, design, None) for one in design.claims]
-    return tuple(sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word))))
+    return tuple(sorted(found, key=lambda answer: (answer.trick, VERDICTS.index(answer.verdict))))
 
 
 @lru_cache(maxsize=64)
 def _inert(saved: SavedSweeps, name: str) -> dict[tuple[str, str], str]:
-    return could_not_act(saved.named(name)[0])
+    return failed_checks(saved.named(name)[0])
 
 
 def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
@@ -156,10 +164,10 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
         prediction = design.predictions[answer.claim.prediction]
         margin = design.margin_of(prediction)
         effect, runs = "", ""
-        if answer.judgement and answer.word not in ("not run", "could not act"):
+        if answer.judgement and answer.verdict not in ("not run", "manipulation check failed"):
             effect, runs = answer.judgement.difference.text("+"), answer.judgement.difference.runs()
-        verdict = f"[{answer.word}]({design.name}/README.md)" + (f"; {answer.headroom}" if answer.headroom else "")
-        shown = answer.word not in ("not run", "could not act")
+        verdict = f"[{answer.verdict}]({design.name}/README.md)" + (f"; {answer.headroom}" if answer.headroom else "")
+        shown = answer.verdict not in ("not run", "manipulation check failed")
         figure = (
             f" [figure]({design.name}/figures/{design.name}_effects.png)" if shown and design.name in figures else ""
         )
@@ -186,40 +194,38 @@ def predictions_head(name: str) -> str:
 
 
 def predictions_table(data: SweepData, finals: FinalValues) -> str:
-    """One row per prediction: the difference, that of each base in turn, p, and the word, as a markdown table.
-
-    Predictions of how many base models follow; their difference is that number with the exact interval of its share.
+    """One row per prediction, as a markdown table: the difference, also by base model, p, and the verdict.
 
     Predictions of a number of base models follow, with that number and its exact interval as a share.
 
-    p is after Holm's correction, of what the word rests on: of an effect as large as the margin for predictions within
-    one and for effects within one, of no effect for all others.
+    p is after Holm's correction, of what the verdict rests on: of an effect as large as the margin for predictions
+    within one and for effects within one, of no effect for all others.
     """
     assert data.design is not None, "only a declared sweep has predictions"
     lines = [
-        f"{predictions_head(data.design.name)} measured | difference | base by base | p | word |",
+        f"{predictions_head(data.design.name)} measured | difference | by base model | p | verdict |",
         "|---" * 6 + "|",
     ]
     for judgement in judge(data, finals):
         prediction, difference = judgement.prediction, judgement.difference
-        within = prediction.direction is Direction.within or judgement.word == "within the margin"
+        within = prediction.direction is Direction.within or judgement.verdict == "equivalent within the margin"
         p = judgement.equivalent if within else judgement.holm
-        judged = judgement.word not in ("not run", "could not act")
+        judged = judgement.verdict not in ("not run", "manipulation check failed")
         cells = (
             claim(data, judgement),
             in_words(prediction.metric),
             difference.text("+") if judged else "",
             ", ".join(f"{value:+.3f}" for value in judgement.comparison.observed) if judged else "",
             p_text(p).removeprefix("p ").removeprefix("= ") if judged and not math.isnan(p) else "",
-            judgement.word,
+            judgement.verdict,
         )
         lines.append(f"| {' | '.join(cells)} |")
     for count in data.design.counts:
         found, unit = counted(finals, count), "base models" if finals.bases else "runs"
         what = f"{place(data, count.level, count.arm)} in {count_limit(count)} {unit}"
         measured = f"{in_words(count.metric)} above {count.above:g}"
-        word = count_word(data, finals, count)
-        lines.append(f"| {what} | {measured} | {found.text if found.of else ''} |  |  | {word} |")
+        verdict = count_verdict(data, finals, count)
+        lines.append(f"| {what} | {measured} | {found.text if found.of else ''} |  |  | {verdict} |")
     return "\n".join(lines)
 
 
@@ -228,8 +234,8 @@ def claims_text(found: Sequence[Answer]) -> str:
     lines = []
     for answer in found:
         prediction = answer.design.predictions[answer.claim.prediction]
-        lines.append(f"{answer.word}: {answer.claim.says} ({answer.claim.source})")
-        if answer.judgement and answer.word not in ("not run", "could not act"):
+        lines.append(f"{answer.verdict}: {answer.claim.says} ({answer.claim.source})")
+        if answer.judgement and answer.verdict not in ("not run", "manipulation check failed"):
             effect = f"{answer.judgement.difference.text('+')}, {answer.judgement.difference.runs()}"
             lines.append(f"  {in_words(prediction.metric)} {effect}, {' '.join(answer.where)}, {answer.design.name}")
     return "\n".join(lines)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from grpo_lab.analysis.effects.verdict import VERDICTS
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
 from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, house_style, new_figure, write_footer
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.table_rows import rows_of
-from pages.claims import WORDS, Answer
+from pages.claims import Answer
 
 NAME = "claims"
 BARS = "mark: effect over its declared margin; bar: its 95% t interval over base models, likewise"
-_COLOURS = dict(zip(WORDS, (GREEN, VERMILLION, BLUE, BLACK)))
+_COLOURS = dict(zip(VERDICTS, (GREEN, VERMILLION, BLUE, BLACK)))
 _WIDTH, _ROW = 9.4, 0.43  # inches: the figure, one claim
 _TEXT = 84  # characters of a line of a claim
 _LIMIT = 8.0  # margins; what lies further out stands at the edge, with its number
@@ -27,7 +28,12 @@ def claim_numbers(found: Sequence[Answer]) -> pd.DataFrame:
     rows = []
     for answer in found:
         judgement = answer.judgement
-        if judgement is None or judgement.margin is None or answer.word not in _COLOURS or not judgement.difference.n:
+        if (
+            judgement is None
+            or judgement.margin is None
+            or answer.verdict not in _COLOURS
+            or not judgement.difference.n
+        ):
             continue
         rows.append(
             {
@@ -37,7 +43,7 @@ def claim_numbers(found: Sequence[Answer]) -> pd.DataFrame:
                 "where": " ".join(answer.where),
                 "metric": in_words(judgement.prediction.metric),
                 "expected": answer.claim.direction.value,
-                "verdict": answer.word,
+                "verdict": answer.verdict,
                 "effect": judgement.difference.mean,
                 "low": judgement.difference.low,
                 "high": judgement.difference.high,
@@ -54,7 +60,7 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
         return None
     heading = "What was measured of claims in the literature"
     caption = (
-        f"{BARS[0].upper()}{BARS[1:]}. Grey: no larger than the margin. Arrow: what the source expects. Hollow: the "
+        f"{BARS[0].upper()}{BARS[1:]}. Grey: equivalent within the margin. Arrow: what the source expects. Hollow: the "
         "interval is not reported. Verdicts are after Holm over the predictions of an experiment"
     )
     with house_style(NAME):

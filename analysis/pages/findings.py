@@ -14,10 +14,6 @@ from grpo_lab.config.design import SHARE, Direction
 from pages.saved_sweeps import SavedSweeps
 
 FINDINGS_HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
-_WORDS = {
-    "not resolved": "not significant",
-    "within the margin": "equivalent within the margin",
-}
 HELDOUT = "eval/heldout/accuracy"
 
 
@@ -41,9 +37,9 @@ class Finding:
 
 
 def _word(judgement: Judgement) -> str:
-    if judgement.prediction.direction is Direction.within and judgement.word == "not resolved":
+    if judgement.prediction.direction is Direction.within and judgement.verdict == "not significant":
         return "equivalence not shown"
-    return _WORDS.get(judgement.word, judgement.word)
+    return judgement.verdict
 
 
 def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
@@ -70,7 +66,7 @@ def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
         words = ("rank correlation with entropy ", "accuracy ", "temperature gives ", " of the gain")
         first, second, gives, gain = ("", "", "", "") if cells else words
         cells.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
-    supported = sum(one.word == "supported" for one in judged)
+    supported = sum(one.verdict == "supported" for one in judged)
     return Measured(". ".join(cells), f"{supported} of {len(judged)} predictions supported")
 
 
@@ -97,7 +93,7 @@ def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
     judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
                   and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
     effect = f"downstream {judged.difference.text('+')}"
-    return Measured(effect, f"equivalent within {judged.margin:g}" if judged.word == "supported" else _word(judged))
+    return Measured(effect, f"equivalent within {judged.margin:g}" if judged.verdict == "supported" else _word(judged))
 
 
 FINDINGS = (

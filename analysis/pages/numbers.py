@@ -133,7 +133,7 @@ def metric_called(name: str) -> str:
     return METRICS.get(name, name)
 
 
-Place = tuple[str, str]  # level, arm
+Condition = tuple[str, str]  # level, arm
 
 
 # --- the saved data ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def finals_of(name: str) -> FinalValues:
 
 
 @cache
-def places_of(name: str) -> frozenset[Place]:
+def places_of(name: str) -> frozenset[Condition]:
     """(level, arm) of all runs of a saved sweep."""
     return frozenset(saved(name).run_arms)
 
@@ -184,7 +184,7 @@ def effects_of(name: str, metric: str) -> dict[tuple[str, frozenset[tuple[str, f
 
 # --- recipes ----------------------------------------------------------------------------------------------------
 
-Contrast = tuple[tuple[int, Place], ...]  # with its sign
+Contrast = tuple[tuple[int, Condition], ...]  # with its sign
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,14 @@ def read_recipe(context: Context, how: str) -> Recipe:
     return Recipe(tuple(contrasts), metric, options, frozenset(words))
 
 
-def _places(context: Context, word: str, named: set[str]) -> list[Place]:
+def _places(context: Context, word: str, named: set[str]) -> list[Condition]:
     if word == "*":
         return [(context.level, arm) for arm in saved(context.sweep).arms if arm not in named]
     level, _, arm = word.rpartition("/")
     return [(level or context.level, arm)]
 
 
-def _known(context: Context, place: Place) -> Place:
+def _known(context: Context, place: Condition) -> Condition:
     if place not in places_of(context.sweep):
         raise ValueError(f"{context.sweep} has no arm {place}; it has {sorted(places_of(context.sweep))}")
     return place
@@ -252,7 +252,7 @@ def by_seed(context: Context, recipe: Recipe, contrast: Contrast) -> pd.Series:
     return total.dropna().sort_index()
 
 
-def _values(context: Context, recipe: Recipe, place: Place) -> pd.Series:
+def _values(context: Context, recipe: Recipe, place: Condition) -> pd.Series:
     options = recipe.options
     metric = recipe.metric
     if "step" in options or "steps" in options:
@@ -265,7 +265,7 @@ def _values(context: Context, recipe: Recipe, place: Place) -> pd.Series:
     return values.loc[[int(seed) for seed in options["seed"].split(",")]] if "seed" in options else values
 
 
-def _at(context: Context, place: Place, metric: str, steps: str) -> pd.Series:
+def _at(context: Context, place: Condition, metric: str, steps: str) -> pd.Series:
     points = saved(context.sweep).points
     here = points[(points["level"] == place[0]) & (points["arm"] == place[1])].dropna(subset=[metric])
     if steps == "end":
@@ -367,7 +367,7 @@ def _conf(context: Context, rest: list[str]) -> Interval:
 
 
 def _judged(context: Context, rest: list[str]) -> Interval:
-    return _number([one.word for one in judgements_of(context.sweep)].count(" ".join(rest)))
+    return _number([one.verdict for one in judgements_of(context.sweep)].count(" ".join(rest)))
 
 
 def _predictions(context: Context, rest: list[str]) -> Interval:
@@ -385,8 +385,8 @@ def _margin(context: Context, rest: list[str]) -> Interval:
         if ((one.prediction.level, one.prediction.arm), one.prediction.metric) == (place, wanted)
         and (one.prediction.direction is Direction.within or word == "within_the_margin")
     )
-    if found.word != word.replace("_", " ") or found.margin is None:
-        raise ValueError(f"the prediction on {arm} is {found.word}, not {word}")
+    if found.verdict != word.replace("_", " ") or found.margin is None:
+        raise ValueError(f"the prediction on {arm} is {found.verdict}, not {word}")
     return _number(found.margin)
 
 

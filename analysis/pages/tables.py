@@ -56,7 +56,7 @@ def documented() -> dict[Path, str]:
 
 
 def _claims(saved: SavedSweeps) -> str:
-    found = [answer for answer in answers(saved) if answer.word != "not run"]
+    found = [answer for answer in answers(saved) if answer.verdict != "not run"]
     pages = {name: folder / "README.md" for name, folder in saved.folders.items()}
     figures = {name for name, page in pages.items() if page.exists() and f"({_effects(name)})" in page.read_text()}
     return claims_table(found, figures, [ceiling_text(saved, answer) for answer in found])
@@ -94,7 +94,7 @@ def _table(head: str, rows: list[list[str]]) -> str:
 def _answered(saved: SavedSweeps, design: Design) -> list[str]:
     page = (saved.folders[design.name] / "README.md").relative_to(EXPERIMENTS).as_posix()
     data, finals = data_of(design.name)
-    words = Counter(one.word for one in (*judge(data, finals), *judge_quantities(data, finals)))
+    words = Counter(one.verdict for one in (*judge(data, finals), *judge_quantities(data, finals)))
     supported, others = words.pop("supported", 0), [f"{number} {word}" for word, number in sorted(words.items())]
     counted = [f"{supported} of {supported + sum(words.values())}", *others]
     return [f"[{design.name}]({page})", design.question, "; ".join(counted)]

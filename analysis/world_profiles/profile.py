@@ -20,8 +20,8 @@ from grpo_lab.analysis.stats.components import components
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.catalogue import with_tables
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.metrics import CLIP_FRACTION
-from grpo_lab.tracking.whole import read_json
 
 ROOT = Path(__file__).parents[2]
 SAVED, PAGE = ROOT / "analysis" / "data" / "worlds", ROOT / "conf" / "world" / "README.md"

@@ -42,7 +42,7 @@ REPORTS = Path("analysis/reports")
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` made.
+    """The result of `build`.
 
     `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `text` is the
     table of arms with the verdict. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
@@ -63,13 +63,14 @@ def build(
     data_folder: Path | None,
     output: Path | None,
     command: Sequence[str],
-    foreign: Sequence[str] = (),
+    external: Sequence[str] = (),
     figures: Sequence[str] = (),
 ) -> Built:
     """Draw and write everything about the sweep `name` into `output`; `command` is the line that asked for it.
 
-    `foreign` are sweeps of foreign runs from the same source, which one more figure draws beside it, and nothing else.
-    `figures` names the figures to draw (default: `registry.default_figures`, with those of the experiment's page).
+    `external` are sweeps of external runs from the same source, which one more figure draws beside it, and nothing
+    else. `figures` names the figures to draw (default: `registry.default_figures`, with those of the experiment's
+    page).
 
     `source` is a folder of runs or an MLflow URI. Without `output`, a declared experiment goes to `figures` in its
     folder below ./experiments and any other sweep to `figures` beside its runs. Raises ValueError where neither source
@@ -83,8 +84,8 @@ def build(
     page = home / "README.md"
     figures = figures or default_figures(data, finals, page.read_text() if page.exists() else "")
     drawn, missing = draw_all(data, finals, figures)
-    if foreign:
-        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in foreign]))
+    if external:
+        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in external]))
     paths = [path for figure in drawn for path in save(figure, output, sources)]
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     verdict = "\n".join(filter(None, (verdict_text(data, finals), *_further(data, finals, divergence).values())))
@@ -130,7 +131,7 @@ def build_report(
 
 
 def _further(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) -> dict[str, str]:
-    """What stands below the verdict, by heading; "" where the sweep has nothing to say there."""
+    """Sections below the verdict, by heading; "" where the sweep has nothing to say there."""
     null = f"those of {data.control} without a loss"
     return {
         "Suites": suites_text(data, finals),
@@ -148,7 +149,7 @@ def _number(value: float) -> float | None:
 
 
 def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str]) -> dict[str, Any]:
-    """What a figure was made from, as JSON values: runs, code, declaration, rules and judgements."""
+    """The sources of a figure as JSON values: runs, code, declaration, rules and judgements."""
     record = data.record
     runs = data.runs[["level", "arm", "seed", "run_key", "mlflow_run_id", "folder", "status", "commit", "dirty"]]
     return {
@@ -170,7 +171,7 @@ def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str
             {
                 **asdict(judgement.prediction),
                 "direction": judgement.prediction.direction.value,
-                "word": judgement.word,
+                "verdict": judgement.verdict,
                 "n_pairs": judgement.difference.n,
                 "p": _number(judgement.p),
                 "p_holm": _number(judgement.holm),

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a sweep's numbers: what is missing, and where runs were not alike."""
+"""Caveats of a sweep's numbers: what is missing, and where runs were not alike."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_in_words
-from grpo_lab.analysis.sources.settings import SAME, STEPS, Place, differences
+from grpo_lab.analysis.sources.settings import SAME, STEPS, Condition, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, seed_differences
 from grpo_lab.analysis.table_rows import groups_of, rows_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.foreign import FOREIGN
-from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_touched, is_touched
+from grpo_lab.tracking.external import EXTERNAL
+from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO, axis_of_fraction, is_active_fraction
 
 _EXPLORATORY = "Exploratory: nothing was declared before the runs, so nothing is judged."
 _FEW = 3  # runs, named where something is wrong with no more than these
@@ -38,10 +38,10 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         _lengths(data, finals),
         _not_finite(data),
     )
-    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_inert(data)]
+    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_no_ops(data)]
     return [
         *said,
-        *not_told_apart(data),
+        *indistinguishable(data),
         *_code(data),
         *_lost(data),
         *_protocols(data),
@@ -67,24 +67,24 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
         *infinite,
         *_lacking(data),
         *_code(data),
-        *_foreign(data),
+        *_external(data),
     ]
     return [*lines, *_lost(data), *_protocols(data), *_harnesses(data), *_changed(data)]
 
 
-def _foreign(data: SweepData) -> list[str]:
-    """That runs of other frameworks were not measured here."""
-    arms = [arm for arm in data.arms if arm.startswith(FOREIGN)]
+def _external(data: SweepData) -> list[str]:
+    """Note that runs of other frameworks were not evaluated here."""
+    arms = [arm for arm in data.arms if arm.startswith(EXTERNAL)]
     if not arms:
         return []
     return [
-        f"Foreign runs, logged by another framework under its own protocol and not measured here: {', '.join(arms)}. "
+        f"External runs, logged by another framework under its own protocol and not evaluated here: {', '.join(arms)}. "
         "No verdict counts them."
     ]
 
 
 def place(data: SweepData, level: str, arm: str) -> str:
-    """What to call an arm where a sweep has levels."""
+    """The name of an arm, with its level where a sweep has levels."""
     return f"{arm} at {data.design.factor}={level}" if data.design and data.design.factor else arm
 
 
@@ -93,17 +93,17 @@ def _declaration(data: SweepData) -> list[str]:
         return [] if data.design is None else [_EXPLORATORY]
     last = data.record.declared[-1]
     started = last["cells_started_before"]
-    when = "before the first run" if started == 0 else f"after {started} of its cells had been started"
+    when = "before the first run" if started == 0 else f"after {started} of its runs had been started"
     number = len(data.record.declared)
     changed = "" if number == 1 else f"; it is declaration {number} of this sweep"
     return [f"Declared {when} ({last['at']}, fingerprint {last['fingerprint']}){changed}."]
 
 
 def finished_cells(data: SweepData) -> list[str]:
-    """How many cells are finished, and, indented, each that is not and why."""
+    """How many runs are finished, and, indented, each that is not and why."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)
-    lines = [f"Finished cells: {len(data.finished)} of {planned} planned."]
+    lines = [f"Finished runs: {len(data.finished)} of {planned} planned."]
     runs = data.runs.assign(status=data.runs["status"].mask(data.exhausted, "exhausted"))
     words = {"failed": "failed", "exhausted": "ended", "partial": "unfinished", "unreadable": "unreadable"}
     for status, word in words.items():
@@ -121,24 +121,24 @@ def finished_cells(data: SweepData) -> list[str]:
     return lines
 
 
-def _inert(data: SweepData) -> list[str]:
+def _no_ops(data: SweepData) -> list[str]:
     """Axes whose option changed nothing in a whole run, whether somebody chose it or not, and in which arms."""
     lines = []
-    done = data.finished.explode("inert").dropna(subset="inert")
-    for axis, runs in done.groupby("inert"):
+    done = data.finished.explode("no_ops").dropna(subset="no_ops")
+    for axis, runs in done.groupby("no_ops"):
         if len(runs) == len(data.finished):
             where = "every finished run"
         else:
             counts = runs.groupby(["level", "arm"], sort=False).size()
             where = "; ".join(
-                part for level in data.levels for part in _inert_at(data, level, counts) if level in counts.index
+                part for level in data.levels for part in _no_op_at(data, level, counts) if level in counts.index
             )
-        lines.append(f"Inert: {axis} changed nothing of the loss in {where}.")
+        lines.append(f"No-op: {axis} changed nothing of the loss in {where}.")
     return lines
 
 
-def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
-    """Where of a level something was inert: every arm in one word, otherwise arm by arm."""
+def _no_op_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
+    """Where at a level an option was a no-op: every arm in one word, otherwise arm by arm."""
     here = {arm: int(counts.get((level, arm), 0)) for arm in data.arms}
     finished = {arm: data.seeds_finished(level, arm) for arm in data.arms}
     if here == finished:
@@ -149,18 +149,18 @@ def _inert_at(data: SweepData, level: str, counts: pd.Series) -> list[str]:
     return [place(data, level, _listed(named))]
 
 
-def not_told_apart(data: SweepData) -> list[str]:
+def indistinguishable(data: SweepData) -> list[str]:
     """Where a trick did nothing that its control did not do, and which runs are one run, or might as well be."""
-    return [*_shared(data), *_identical(data), *_touched_alike(data)]
+    return [*_shared(data), *_identical(data), *_active_alike(data)]
 
 
 def _shared(data: SweepData) -> list[str]:
-    """Cells that are another cell's run by construction."""
+    """Runs that are another arm's run by construction."""
     named: dict[str, list[str]] = {}
     for row in rows_of(data.runs[data.runs["same_as"] != ""]):
         named.setdefault(row.same_as, []).append(f"{place(data, row.level, row.arm)} seed {row.seed}")
     said = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
-    return [f"One run under several labels, since these cells cannot differ: {said}."] if said else []
+    return [f"One run under several labels, since these cannot differ: {said}."] if said else []
 
 
 def _identical(data: SweepData) -> list[str]:
@@ -188,7 +188,7 @@ def _identical(data: SweepData) -> list[str]:
 
 
 def _prints(data: SweepData, chosen: Callable[[str], bool]) -> dict[tuple[str, str, int], bytes]:
-    """A digest of what each finished run logged of the chosen metrics; cells that share a run are left out."""
+    """A digest of what each finished run logged of the chosen metrics; labels that share a run are left out."""
     apart = data.runs[(data.runs["status"] == "done") & (data.runs["same_as"] == "")]
     points = data.points.merge(apart[LABELS], on=LABELS).sort_values([*LABELS, "step"])
     metrics = [name for name in points.columns.difference([*LABELS, "step"]) if chosen(name)]
@@ -198,7 +198,7 @@ def _prints(data: SweepData, chosen: Callable[[str], bool]) -> dict[tuple[str, s
     }
 
 
-def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Place, other: Place) -> set[int]:
+def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Condition, other: Condition) -> set[int]:
     """The seeds at which two arms have the same digest."""
     return {
         seed
@@ -215,29 +215,29 @@ def _shows(name: str) -> bool:
     return name.startswith(("reward/", "rollout/")) or (name.startswith("eval/") and name.endswith("/accuracy"))
 
 
-def _touched_alike(data: SweepData) -> list[str]:
-    """Arms whose trick touched what its option in the control touched too, by means over steps paired by seed."""
-    touched = [name for name in data.points.columns if is_touched(name)]
+def _active_alike(data: SweepData) -> list[str]:
+    """Arms whose active fraction equals that of the control, by means over steps paired by seed."""
+    fractions = [name for name in data.points.columns if is_active_fraction(name)]
     trained = data.counted_points[data.counted_points["step"] > 0]
-    if not touched or trained.empty:
+    if not fractions or trained.empty:
         return []
-    shares = [*touched, *({UNLIKE_PPO} & set(data.points.columns))]
+    shares = [*fractions, *({UNLIKE_PPO} & set(data.points.columns))]
     table = trained.groupby(LABELS, sort=False)[shares].mean().reset_index("seed")
     means = {labels: own.set_index("seed") for labels, own in groups_of(table, ["level", "arm"], sort=False)}
     lines, bases = [], bases_of(data)
     for level, arm in (labels for labels in data.run_arms if labels in means and (labels[0], data.control) in means):
         axes = _axes_apart(data, level, arm)
-        for name in (name for name in touched if axis_touched(name) in axes):
+        for name in (name for name in fractions if axis_of_fraction(name) in axes):
             # Counted on the same tokens; the clipped share also depends on where the two runs went.
             share = UNLIKE_PPO if name == CLIP_FRACTION and UNLIKE_PPO in shares else name
             here, there = means[level, arm][share], means[level, data.control][share]
             apart = compare(seed_differences(here, there), bases, grouped=False).whole
             if apart.n >= FOR_INTERVAL and here.mean() > 0 and there.mean() > 0 and apart.contains(0.0):
                 lines.append(
-                    f"  {axis_touched(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} in "
-                    f"{data.control}, apart by {apart.written('{:+.3%}'.format)}, n = {apart.n}"
+                    f"  {axis_of_fraction(name)}: {here.mean():.3%} in {place(data, level, arm)}, {there.mean():.3%} "
+                    f"in {data.control}, difference {apart.written('{:+.3%}'.format)}, n = {apart.n}"
                 )
-    return ["Not told apart from the control by what was touched:", *lines] if lines else []
+    return ["Active fraction not distinguishable from the control's:", *lines] if lines else []
 
 
 def _axes_apart(data: SweepData, level: str, arm: str) -> set[str]:
@@ -321,10 +321,10 @@ def _bases(finals: FinalValues) -> list[str]:
     """How many initial policies the intervals are about."""
     bases = len(set(finals.bases.values()))
     if bases < 2:
-        return ["One base: every run starts from the same initial policy, and intervals are about other seeds of it."]
+        return ["One base model: every run starts from it, and intervals are over its seeds only."]
     if bases < FEWEST_BASES:
-        return [f"{bases} bases are too few for an interval about another: {FEWEST_BASES} or more are needed."]
-    return [f"{bases} bases: intervals are about another base, and a base counts once however many seeds it has."]
+        return [f"{bases} base models are too few for an interval about a new one: {FEWEST_BASES} or more are needed."]
+    return [f"{bases} base models: intervals generalise to a new one; each counts once, however many seeds it has."]
 
 
 def _two_groups(data: SweepData, finals: FinalValues) -> list[str]:
@@ -419,7 +419,7 @@ def _lacking(data: SweepData) -> list[str]:
 
 
 def _by_suite(names: Sequence[str], every: Sequence[str]) -> list[str]:
-    """The names, with a whole suite of those in `every` as one word (`eval/downstream/*`)."""
+    """The names, with a whole suite of those in `every` as one name (`eval/downstream/*`)."""
     suites = {name: name.rpartition("/")[0] for name in every if name.startswith("eval/")}
     whole = set(suites.values()) - {suite for name, suite in suites.items() if name not in names}
     return list(dict.fromkeys(f"{suites[name]}/*" if suites.get(name) in whole else name for name in names))
@@ -454,7 +454,7 @@ def _protocols(data: SweepData) -> list[str]:
         return [
             f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
             "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
-            "between levels are not of training alone; arms at one level are evaluated alike."
+            "between levels are not only of training; arms at one level are evaluated alike."
         ]
     controls = known[known["arm"] == data.control]
     # A level without finished runs of the control is compared with its most frequent protocol.
@@ -470,7 +470,7 @@ def _protocols(data: SweepData) -> list[str]:
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses end differ for {len(others)} of {len(known)} runs from the control of their level "
-        f"({'; '.join(named)}); differences to them are not of the arms alone.{levels}"
+        f"({'; '.join(named)}); differences to them are not only of the arms.{levels}"
     ]
 
 
@@ -483,7 +483,7 @@ def _harnesses(data: SweepData) -> list[str]:
     return [
         f"Not evaluated alike: {suite} was asked in {len(by_way)} ways, in questions, settings or versions "
         f"({'; '.join(_listed(dict.fromkeys(arms)) for arms in by_way.values())}); differences in it are not of the "
-        "arms alone. One command for all runs, with --again, mends that."
+        "arms only. One command for all runs, with --again, mends that."
         for suite, by_way in ways.items()
         if len(by_way) > 1 or any("+" in way for way in by_way)
     ]
@@ -541,16 +541,16 @@ def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
         by_number.setdefault(number, []).append(name)
     said = "; ".join(f"{number} in {_listed(names)}" for number, names in by_number.items())
     return [
-        f"WARNING: optimiser steps on a batch differ: {said}. More steps alone can make such a difference; set updates "
-        "to the same option in every arm to take that away."
+        f"WARNING: optimiser steps on a batch differ: {said}. More steps can make such a difference by themselves; "
+        "set updates to the same option in every arm to take that away."
     ]
 
 
-def _control_of(data: SweepData) -> Place:
+def _control_of(data: SweepData) -> Condition:
     return next((place for place in data.settings if place[1] == data.control), next(iter(data.settings)))
 
 
-def name_of(place: Place) -> str:
+def name_of(place: Condition) -> str:
     """An arm, with its level where it has one."""
     level, arm = place
     return f"{arm} at {level}" if level else arm

@@ -87,7 +87,7 @@ QUANTITIES = {
     "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
     "eval/downstream/truncated": "truncated share, downstream",
     "rollout/length": "response length, tokens",
-    OVERSTATEMENT: "overstatement (outcome in the loss - held-out accuracy, training protocol)",
+    OVERSTATEMENT: "overstatement (correctness in the loss - held-out accuracy, training protocol)",
     MASKED_SHARE: "q a, the overstatement that masking predicts",
     BEYOND: "overstatement - q a",
 }
@@ -104,7 +104,7 @@ class FinalValues:
     ones included; NaN where there is none. `masks` says whether the run took truncated rows out of its loss at any
     step, `filters` whether groups left its batch, `collapsed` whether it collapsed, `stopped` whether it did so before
     X, on a loss that was not finite, and `exhausted` whether it ended before X with nothing left to train on. `bases`
-    maps a seed to its base; empty for a sweep of one base.
+    maps a seed to its base; empty for a sweep of one base model.
     """
 
     axis: str
@@ -137,15 +137,19 @@ class FinalValues:
 
     @property
     def brackets(self) -> str:
-        """What an interval of these values is, in one sentence part."""
+        """The kind of interval of these values, as part of a sentence."""
         bases = len(set(self.bases.values()))
-        return f"95% t interval over {bases} bases, for another base" if bases > 1 else "95% t interval over seeds"
+        return (
+            f"95% t interval over {bases} base models, for a new base model"
+            if bases > 1
+            else "95% t interval over seeds"
+        )
 
     @property
     def over_bases(self) -> str:
-        """A sentence for figures, with a space before it: what intervals are about; empty for one base."""
+        """A sentence for figures, with a space before it: what intervals are about; empty for one base model."""
         bases = len(set(self.bases.values()))
-        return f" Intervals are over {bases} bases, for another base." if bases > 1 else ""
+        return f" Intervals are over {bases} base models, for a new base model." if bases > 1 else ""
 
     def collapsed(self, level: str, arm: str) -> int:
         """How many runs of an arm collapsed."""
@@ -181,12 +185,12 @@ class FinalValues:
         return self._runs(level, arm)[metric].dropna()
 
     def interval(self, level: str, arm: str, metric: str) -> Interval:
-        """Mean over the arm's runs, for another base where they are of several; of a share, within 0 and 1."""
+        """Mean over the arm's runs, for a new base model where they are of several; of a share, within 0 and 1."""
         own = self.compared(self.of(level, arm, metric), metric, (level, arm)).whole
         return own.within(0.0, 1.0) if is_share(metric) else own
 
     def difference(self, level: str, arm: str, control: str, metric: str) -> Interval:
-        """Arm less control, paired by seed, for another base where the pairs are of several."""
+        """Arm less control, paired by seed, for a new base model where the pairs are of several."""
         return self.comparison((level, arm), (level, control), metric).whole
 
     def comparison(self, place: tuple[str, str], reference: tuple[str, str], metric: str) -> Comparison:
@@ -203,16 +207,16 @@ class FinalValues:
         return seed_differences(self.of(level, arm, metric), self.of(level, control, metric))
 
     def masks(self, level: str, arm: str) -> bool:
-        """Whether any run of the arm masked truncated rows."""
+        """True if any run of the arm masked truncated rows."""
         return bool(self._runs(level, arm)["masks"].any())
 
     def filters(self, level: str, arm: str) -> bool:
-        """Whether groups left the batch of any run of the arm, or never came into it."""
+        """True if groups left the batch of any run of the arm, or never came into it."""
         return bool(self._runs(level, arm)["filters"].any())
 
 
 def is_rated(metric: str) -> bool:
-    """Whether a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
+    """True if a metric is an accuracy or a reward, of which more is better and a run that stopped has 0."""
     if metric.startswith((BELOW_BEST, LOG_ODDS, *_SHARES)):
         return False
     metric = logged_name(metric)
@@ -220,7 +224,7 @@ def is_rated(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
+    """True if a metric's values lie within 0 and 1 whatever happens: shares of answers or of responses."""
     if metric.startswith((LOG_ODDS, *_SHARES)):
         return False
     return logged_name(metric).endswith((*_ACCURACIES, "/truncated", "/outcome", "/in_loss_outcome"))
@@ -234,7 +238,7 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
     if data.finished.empty:
         counts = ", ".join(f"{number} {status}" for status, number in data.runs["status"].value_counts().items())
         raise ValueError(
-            f"no cell of {data.record.name} is finished ({counts or 'it has no cells'}): "
+            f"no run of {data.record.name} is finished ({counts or 'it has no runs'}): "
             "start the sweep's command again, and draw when some are"
         )
     axis = axis or data.axis
@@ -255,7 +259,7 @@ def final_values(data: SweepData, axis: str | None = None) -> FinalValues:
         rule = Collapsed.last if dry else data.collapsed_as
         final = _ended_before(run, x, budget, rule) if short or dry else _final(run, x, budget)
         final |= {metric: _of_evaluations(run, metric, final) for metric in derived}
-        marks = {"masks": _masked(run), "filters": bool((_column(run, "touched/group_filter") > 0).any())}
+        marks = {"masks": _masked(run), "filters": bool((_column(run, "active_fraction/group_filter") > 0).any())}
         marks |= {"collapsed": short or _fell(run, final), "stopped": short, "exhausted": dry}
         rows.append({**dict(zip(LABELS, labels)), **final, **marks})
     values = pd.DataFrame(rows)
@@ -337,7 +341,7 @@ def reached(x: np.ndarray, values: np.ndarray, target: float) -> float:
 
 
 def _fell(run: pd.DataFrame, final: Mapping[str, float]) -> bool:
-    """Whether held-out accuracy ends below half of its own start, and at least 10 points below."""
+    """True if held-out accuracy ends below half of its own start, and at least 10 points below."""
     evaluated = run[HELDOUT].dropna() if HELDOUT in run else run["step"].head(0)
     if evaluated.empty:
         return False
@@ -350,9 +354,9 @@ def _column(run: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _masked(run: pd.DataFrame) -> bool:
-    """Whether the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
+    """True if the truncation option took rows out of the loss; one it ended in its own way is no row it took out."""
     ended = _column(run, "rollout/interrupted") + _column(run, "rollout/stopped")
-    return bool((_column(run, "touched/truncation") - ended > 1e-9).any())
+    return bool((_column(run, "active_fraction/truncation") - ended > 1e-9).any())
 
 
 def evaluated_at(run: pd.DataFrame, x: str, budget: float) -> float:

@@ -1,4 +1,4 @@
-"""What to call a metric in a sentence, a table or a figure, and how to write its numbers with their unit."""
+"""Names of metrics in sentences, tables and figures, and the format of their numbers with units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SUITES = SUITES | FURTHER_SUITES | SAMPLER_SUITES
 
 
 def title(metric: str) -> str:
-    """What to call a metric: in words where there are some, otherwise its name."""
+    """The title of a metric; its logged name where it has none."""
     if metric in _NAMES:
         return _NAMES[metric]
     if metric.startswith(AVERAGE):
@@ -118,5 +118,5 @@ def _decimals(largest: float) -> int:
 
 
 def number_text(number: float | int, decimals: int, sign: str = "") -> str:
-    """A number with so many decimals, thousands separated; with a power of ten for -1."""
+    """A number with this number of decimals, thousands separated; with a power of ten for -1."""
     return f"{number:{sign}.2e}" if decimals < 0 else f"{number:{sign},.{decimals}f}"

@@ -108,7 +108,7 @@ def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
 
 
 def mean_of_tracks(cell: Sequence[Track], values: Sequence[float]) -> Interval:
-    """The mean over the runs of a cell of one number each, for another base where these are of several."""
+    """The mean over the runs of an arm of one number each, for a new base model where these are of several."""
     return mean_of_runs(values, [track.base for track in cell])
 
 
@@ -194,7 +194,7 @@ def _trailing(
 
 
 def shared(cell: Sequence[Track]) -> list[np.ndarray]:
-    """For each run of a cell, the places in its arrays of the evaluations that all runs have, and of its last point.
+    """For each run of an arm, the places in its arrays of the evaluations that all runs have, and of its last point.
 
     Two evaluations are the same where their steps are.
     """
@@ -203,7 +203,7 @@ def shared(cell: Sequence[Track]) -> list[np.ndarray]:
 
 
 def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One grid [K] for a cell, and on it the values of its runs [S, K], interpolated between their own evaluations.
+    """One grid [K] for an arm, and on it the values of its runs [S, K], interpolated between their own evaluations.
 
     The grid is the mean budget of every shared evaluation; `values` holds an array [own K] for each track.
     """
@@ -213,7 +213,7 @@ def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.nda
 
 @dataclass(frozen=True)
 class Answers:
-    """What the runs of a cell answered to the Q questions of a suite that all of K evaluations asked.
+    """The answers of an arm's runs to the Q questions of a suite that all K evaluations share.
 
     `samples` and `correct` are [S, K + 1, Q]: the shared evaluations before X, then the two around X, of which the
     second has the weight `lean` [S].
@@ -245,7 +245,7 @@ def _answers_by_place(data: SweepData, suite: str) -> dict[tuple[str, str], pd.D
 
 
 def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
-    """The answers of one cell's runs to a suite, at their shared evaluations or only at the first of them and at X.
+    """The answers of an arm's runs to a suite, at their shared evaluations or only at the first of them and at X.
 
     The ends of a run may ask more questions than lie between, so `ends` may give more of them. None where the answers
     of a needed evaluation were not saved. Raises ValueError where the runs were not asked the same questions.

@@ -1,1 +1,1 @@
-"""What a run spends: counters, and simulated time."""
+"""Compute accounting of a run: counters, and simulated time."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from grpo_lab.checks import require_not_negative, require_positive
+from grpo_lab.tracking.checksums import AFRESH, read_yaml
 from grpo_lab.tracking.run_reader import read_steps
-from grpo_lab.tracking.whole import AFRESH, read_yaml
 from grpo_lab.types import Float
 
 _SHORTEST = 1e-9  # seconds: a fit may find that something costs nothing

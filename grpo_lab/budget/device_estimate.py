@@ -1,4 +1,4 @@
-"""What a run takes of its device, before it runs: bytes of memory and seconds of a step, from the shape of its model.
+"""Estimated use of a device by a run: bytes of memory and seconds of a step, from the shape of its model.
 
 Weights, gradients, AdamW's state and the KV cache are counted to the byte. Activations are those of a decoder with RMS
 norms and a gated MLP (Llama, Qwen): the tensors that autograd keeps for the backward pass of one microbatch. Not
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.budget.model_shape import BF16, FP32, ModelShape
 
 GIB = 2**30
@@ -126,7 +126,7 @@ class MemoryEstimate:
         return max(self.stages.values()) + self.engine_share * memory
 
     def too_much(self, memory: float) -> bool | None:
-        """Whether it exceeds `memory` bytes; None where it is within MARGIN of it."""
+        """True if it exceeds `memory` bytes; None where it is within MARGIN of it."""
         share = self.needed(memory) / memory
         return None if abs(share - 1) <= MARGIN else share > 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.checks import require_field, require_positive
 
 BF16, FP32 = 2, 4  # bytes
@@ -39,7 +39,7 @@ class ModelShape:
 
     @cached_property
     def flops(self) -> ModelFlops:
-        """Operations as the ledger counts them: the table is looked up, the head is multiplied."""
+        """Operations as the account counts them: the table is looked up, the head is multiplied."""
         looked_up = 0 if self.tied else self.vocabulary * self.width
         return ModelFlops(self.weights - looked_up, 4 * self.layers * self.heads * self.head_dim)
 

@@ -54,7 +54,7 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
 
 
 def is_ablation(arguments: Sequence[str]) -> bool:
-    """Whether `as_settings` found one in these arguments."""
+    """True if `as_settings` found one in these arguments."""
     return any(map(_SETTING.match, arguments))
 
 

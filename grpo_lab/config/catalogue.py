@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What a recipe lacks, by its file: published ingredients left out, with reasons, and facts not verified.
+    """Ingredients that a recipe lacks, by its file: published ones left out, with reasons, and facts not verified.
 
     Empty for the entry `nothing`.
     """

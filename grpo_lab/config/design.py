@@ -98,11 +98,11 @@ class CountPrediction:
     level: Annotated[str, Key("at which level", "a level", "none: there is no factor")] = ""
 
     def holds(self, number: int) -> bool:
-        """Whether the prediction came true for `number` base models."""
+        """True if the prediction came true for `number` base models."""
         return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
 
     def sure(self, number: int, waiting: int) -> bool:
-        """Whether `waiting` more base models cannot change what `number` of the others say."""
+        """True if `waiting` more base models cannot change what `number` of the others say."""
         return self.holds(number) == self.holds(number + waiting)
 
 
@@ -132,7 +132,7 @@ class QuantityPrediction:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a source says of the contrast of one prediction, in our words.
+    """A claim of a source about the contrast of one prediction, in our words.
 
     `source` is an arXiv id or an address, `prediction` a position in the design's predictions, and `direction` what the
     source expects of that contrast; the prediction may expect something else. Only where the prediction has a margin
@@ -171,16 +171,16 @@ class Change:
 class Design:
     """A declared experiment: every arm at every level of the factor, for every seed.
 
-    `base`, `arms` and `levels` hold Hydra overrides. An arm's overrides win over the level's, and the level's over
-    the base's. Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks`
-    with their overrides instead; its arms and control follow from the kind. With `bases` every seed has one base model,
+    `base`, `arms` and `levels` hold Hydra overrides. An arm's overrides win over the level's, and the level's over the
+    base's. Without a factor there is one level, named "". A design of a `kind` other than `arms` declares `tricks` with
+    their overrides instead; its arms and control follow from the kind. With `bases` every seed has one base model,
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
-    over steps must be from its control's; an arm that is nearer could not act. `collapsed` sets the final value of runs
-    whose loss was not finite. `margin` is the largest difference on the primary metric that does not matter, in its
-    unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns` replaces the usual metrics
-    of its table, `changes` lists arms whose meaning changed, and `claims` says what sources expect of predictions.
-    `superseded` names an experiment that asked the same again. These four decide nothing, so the fingerprint leaves
-    them out.
+    over steps must be from its control's; an arm that is nearer fails its manipulation check. `collapsed` sets the
+    final value of runs whose loss was not finite. `margin` is the largest difference on the primary metric that does
+    not matter, in its unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns`
+    replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims` says what sources
+    expect of predictions. `superseded` names an experiment that asked the same again. These four decide nothing, so the
+    fingerprint leaves them out.
     """
 
     name: Annotated[str, Key("its name, that of its folder and of its sweep", "text")]
@@ -202,7 +202,7 @@ class Design:
     kind: Annotated[
         Kind,
         Key(
-            "how arms are built: by hand (arms), or from `tricks`: each alone (add_one), also all together "
+            "how arms are built: by hand (arms), or from `tricks`: each on its own (add_one), also all together "
             "(add_one_and_all), all but one (leave_one_out), all of these (two_sided), one after the other (ladder), "
             "every combination (factorial)"
         ),
@@ -268,7 +268,7 @@ class Design:
 
     @property
     def all_metrics(self) -> tuple[str, ...]:
-        """`metrics`, the one that decides and those that show whether arms acted."""
+        """`metrics`, the one that decides and those of the manipulation checks."""
         return (self.primary, *self.metrics, *(metric for asked in self.requires.values() for metric in asked))
 
     def margin_of(self, prediction: Prediction) -> float | None:
@@ -611,7 +611,7 @@ def _requires(value: Any) -> dict[str, dict[str, float]]:
     """Arm -> metric, under today's name -> the least distance from the control."""
     message = (
         f"design.requires: {value!r} must map arms to metrics with numbers above 0, such as "
-        "mask_after: {touched/truncation: 0.05}"
+        "mask_after: {active_fraction/truncation: 0.05}"
     )
     if not isinstance(value, Mapping):
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""What a run will optimise, as checkable text: `grpo-lab explain`, and explanation.txt in each run's folder.
+"""The objective of a run as checkable text: `grpo-lab explain`, and explanation.txt in each run's folder.
 
 The formula is assembled from the formulas of the chosen classes. Differences are listed against the nearest recipe.
 Rules, warnings and papers come from the sources that the run itself uses.
@@ -47,13 +47,13 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
     reads_old = surrogate.uses_ratio or kl.reads_old
     reads_prox = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-    terms = "S" if run.correction.touches_nothing else "w * S"
+    terms = "S" if run.correction.is_no_op else "w * S"
     terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
     terms += " + E" if entropy.needs_gradient else ""
     lines = [("loss", run.aggregation.written()), ("L", terms), ("S", surrogate.written())]
     if surrogate.uses_ratio:
         lines.append(("r", run.importance.written()))
-    if not run.correction.touches_nothing:
+    if not run.correction.is_no_op:
         lines.append(("w", f"sg({run.correction.written()})"))
     if kl.needs_reference and not kl.shapes_reward:
         lines.append(("K", kl.written()))
@@ -64,19 +64,19 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("A", run.teacher.written()))
     lines += [("A_R" if run.teacher.needs_model else "A", rewarded), ("C", run.baseline.written())]
     reward = run.reward.written()
-    if not run.reward_shaping.touches_nothing:
+    if not run.reward_shaping.is_no_op:
         reward = f"({reward}) + {run.reward_shaping.written()}"
     if kl.shapes_reward:
         reward = f"({reward}) - {kl.written()}"
     if run.baseline.reads_outcome:
         reward += " (not read: the baseline looks at right and wrong)"
     lines.append(("R", reward))
-    if run.baseline.needs_critic or run.baseline.pays_to_go:
-        charged = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
-        lines.append(("R_t", f"R at the last token{charged}; 0 elsewhere"))
+    if run.baseline.needs_critic or run.baseline.reward_to_go:
+        penalised = ", and a token's share of the kl penalty at that token" if kl.shapes_reward else ""
+        lines.append(("R_t", f"R at the last token{penalised}; 0 elsewhere"))
     if run.baseline.needs_critic:
         lines.append(("V", _critic(run.critic)))
-    if kl.needs_reference and not run.reference.touches_nothing:
+    if kl.needs_reference and not run.reference.is_no_op:
         lines.append(("ref", run.reference.written()))
     if reads_old:
         lines.append(("old", run.old_policy.written()))
@@ -84,14 +84,16 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("prox", "the learner's log-probs before the first update on these rollouts"))
     leaves = [run.truncation.written()] if run.truncation.removes_rows else []
     leaves += [run.group_filter.written()] if run.group_filter.removes_rows and not run.group_filter.refills else []
-    if not run.rejection.touches_nothing:
-        counted = "still" if getattr(run.rejection, "rejected_in_statistics", False) else "not"
-        leaves.append(f"m = 0 unless {run.rejection.written()}, rows that left are {counted} counted")
+    if not run.rejection.is_no_op:
+        still = "still" if getattr(run.rejection, "rejected_in_statistics", False) else "not"
+        leaves.append(f"m = 0 unless {run.rejection.written()}, rows that left are {still} in the statistics")
     if entropy.selects_tokens:
         leaves.append(entropy.written())
     if run.baseline.group_relative:
         lone = "R" if run.baseline.handles_singletons else "0"
-        lines.append(("ties", f"C is exactly 0 where a group's counted rewards are all equal, {lone} for a lone one"))
+        lines.append(
+            ("ties", f"C is exactly 0 where a group's rewards in the statistics are all equal, {lone} for a lone one")
+        )
     lines += [
         ("m", "; ".join(["1 on tokens the policy sampled", *leaves])),
         *_chosen_questions(run.question_filter, run.pass_rate, run.sft, run.curriculum, run.group_filter),
@@ -106,9 +108,9 @@ def _chosen_questions(
     question_filter: QuestionFilter, pass_rate: PassRate, sft: Sft, curriculum: Curriculum, group_filter: GroupFilter
 ) -> list[tuple[str, str]]:
     """Lines on the data, the model that RL starts from, and how prompts are drawn; none for the plain options."""
-    begins = [] if sft.touches_nothing else [("start", sft.written())]
-    data = [one.written() for one in (question_filter, pass_rate) if not one.touches_nothing]
-    prompts = [curriculum.written()] if not curriculum.touches_nothing else []
+    begins = [] if sft.is_no_op else [("start", sft.written())]
+    data = [one.written() for one in (question_filter, pass_rate) if not one.is_no_op]
+    prompts = [curriculum.written()] if not curriculum.is_no_op else []
     prompts += [group_filter.written()] if group_filter.refills else []
     lines = ([("data", "; then ".join(data))] if data else []) + begins
     return lines + ([("prompts", "; ".join(prompts))] if prompts else [])
@@ -246,15 +248,15 @@ def _said_of(axis: str, option: str, kind: type) -> str:
     return (kind.__doc__ or "").partition("\n")[0]
 
 
-def inert_lines(inert: Sequence[str], choices: Mapping[str, str]) -> list[str]:
-    """One sentence for each inert axis with an option other than the default.
+def no_op_lines(no_ops: Sequence[str], choices: Mapping[str, str]) -> list[str]:
+    """One sentence for each axis that was a no-op with an option other than the default.
 
-    `inert` are the axes that changed nothing of the loss; `choices` is slot -> option.
+    `no_ops` are the axes that changed nothing of the loss; `choices` is slot -> option.
     """
     plain, recipe = plain_options(), choices.get("recipe", "plain")
     brought = recipe_overrides().get(recipe, {})
     lines = []
-    for axis in inert:
+    for axis in no_ops:
         option = choices.get(axis, plain[axis])
         if option != plain[axis]:
             said = f"recipe={recipe} brings {axis}={option}" if brought.get(axis) == option else f"{axis}={option}"

@@ -76,7 +76,7 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
         "engines.vllm",
         "engines.vllm_process",
         "tasks.arithmetic",
-        "tasks.card_base",
+        "tasks.gpu_base",
         "tasks.function_reward",
         "tasks.gym",
         "tasks.hub",

@@ -21,7 +21,7 @@ _CLOSE = 0.75  # least similarity of a name that an error suggests; `delta` and 
 
 @dataclass(frozen=True)
 class Meant:
-    """What to type for another library's key.
+    """The counterpart of another library's key.
 
     `typed` holds overrides, in which {} stands for the value given and ... for one to fill in; empty: the key has no
     counterpart. `note` is what else the reader needs to know. `values` holds what to type for single values, in lower
@@ -51,7 +51,7 @@ class Meant:
 
 
 def _switch(on: str, off: str, **others: str) -> dict[str, str]:
-    """What to type for true and false, and for other values."""
+    """The counterparts of true and false, and of other values."""
     return {"true": on, "false": off, **others}
 
 
@@ -329,7 +329,7 @@ def _meant(key: str) -> Meant | None:
 
 
 def misnamed(arguments: Sequence[str]) -> str:
-    """What to type instead of overrides whose key has another name here, or whose value needs quotes; "" for none."""
+    """Corrections of overrides whose key has another name here, or whose value needs quotes; "" for none."""
     lines = []
     for argument in arguments:
         key, assigned, value = argument.partition("=")

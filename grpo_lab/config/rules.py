@@ -1,4 +1,4 @@
-"""Which options cannot be combined and which have no effect: a table of rules, and the check of a run against it.
+"""Incompatible options and options without effect: a table of rules, and the check of a run against it.
 
 A rule reads facts that the classes declare, never their names, so the same table covers options added later.
 """
@@ -25,7 +25,7 @@ from grpo_lab.tricks.truncation import Truncation
 class Rule:
     """A combination to refuse or to warn about; `axes` are the slots that its reason names.
 
-    `idles`: the option in the first of these slots has no effect, so an arm that changes nothing else is refused.
+    `no_op`: the option in the first of these slots has no effect, so an arm that changes nothing else is refused.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Rule:
     broken_when: Callable[[RunConfig], bool]
     reason: str
     remedy: str
-    idles: bool = False
+    no_op: bool = False
 
     def describe(self, run: RunConfig, choices: Mapping[str, str] | None = None) -> str:
         """One line: the slots with their options, the reason and the remedy.
@@ -58,7 +58,7 @@ def _lowest_reward(shaping: RewardShaping, reward: Grader) -> float:
 
 
 def _unread(asked: AnswerForm, read: frozenset[AnswerForm]) -> bool:
-    """Whether a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
+    """True if a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
     return asked is not AnswerForm.free and asked not in read
 
 
@@ -127,7 +127,7 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "advantage_is_scaled_twice",
         ("baseline", "scale"),
-        lambda run: run.baseline.scales_itself and not run.scale.touches_nothing,
+        lambda run: run.baseline.scales_itself and not run.scale.is_no_op,
         "this baseline already divides by a deviation, and a second scale would undo its weighting",
         "set scale=none",
     ),
@@ -141,7 +141,7 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "sft_has_no_loss_scale",
         ("sft", "learner_precision"),
-        lambda run: not run.sft.touches_nothing and run.learner_precision.scales_loss,
+        lambda run: not run.sft.is_no_op and run.learner_precision.scales_loss,
         "in float16 small gradients vanish unless the loss is scaled, and that of fine-tuning is not",
         "set learner_precision=bf16 or fp32, or sft=none",
     ),
@@ -199,7 +199,7 @@ ERRORS: tuple[Rule, ...] = (
         "race_has_one_finish",
         ("group_filter", "truncation"),
         lambda run: run.group_filter.races and run.truncation.generates_twice,
-        "interrupted responses go on in a second call of the sampler, so who ends first cannot be told",
+        "interrupted responses go on in a second call of the sampler, so the finishing order is undefined",
         "set truncation=score, or group_filter=resample, which waits for all responses",
     ),
     Rule(
@@ -221,7 +221,7 @@ ERRORS: tuple[Rule, ...] = (
         ("baseline", "reward_shaping"),
         lambda run: run.baseline.generates and run.reward_shaping.group_relative,
         "what is added to a reward is relative to the group, which the responses of an estimate do not have",
-        "set reward_shaping=none or one that looks at each response alone, or another baseline",
+        "set reward_shaping=none or one that reads each response on its own, or another baseline",
     ),
     Rule(
         "stream_has_no_race",
@@ -302,7 +302,7 @@ ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
         "races_have_one_rank",
         ("group_filter",),
         lambda run: run.group_filter.races,
-        "which group ends first cannot be told when several processes sample at their own speed",
+        "the finishing order of groups is undefined when several processes sample at their own speed",
         "set group_filter=resample, which waits for all responses, or start one process",
     ),
     Rule(
@@ -315,7 +315,7 @@ ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
     Rule(
         "one_rank_asks_the_base",
         ("engine", "pass_rate", "sft"),
-        lambda run: run.engine.needs_all_ranks and not (run.pass_rate.touches_nothing and run.sft.touches_nothing),
+        lambda run: run.engine.needs_all_ranks and not (run.pass_rate.is_no_op and run.sft.is_no_op),
         "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
         "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
         "checkpoint",
@@ -328,7 +328,7 @@ class IncompatibleRun(ValueError):
 
 
 def _removes(group_filter: GroupFilter, truncation: Truncation, rejection: Rejection, entropy: Entropy) -> bool:
-    """Whether some token can leave the loss."""
+    """True if some token can leave the loss."""
     filters = group_filter.removes_rows and not group_filter.refills
     return truncation.removes_rows or filters or rejection.removes_rows or entropy.selects_tokens
 
@@ -341,33 +341,33 @@ WARNINGS: tuple[Rule, ...] = (
             run.surrogate.needs_drift
             and run.on_policy
             and run.surrogate.weight_at_ratio_one == 1
-            and not (run.surrogate.sequence_level and not run.correction.touches_nothing)
+            and not (run.surrogate.sequence_level and not run.correction.is_no_op)
         ),
         "with one on-policy update every ratio is 1, where no clip, gate or penalty on drift can act",
         "choose updates=two or more where the trust region is what is studied",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "importance_cannot_act",
         ("importance", "updates", "old_policy", "surrogate", "correction"),
         lambda run: (
-            not run.importance.touches_nothing
+            not run.importance.is_no_op
             and run.surrogate.uses_ratio
             and run.on_policy
-            and run.correction.touches_nothing
+            and run.correction.is_no_op
             and run.surrogate.mark_scope is None
         ),
         "with one on-policy update the ratio of a token and of its response are both 1",
         "choose updates=two or more where the ratio is what is studied",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "importance_is_ignored",
         ("importance", "surrogate"),
-        lambda run: not run.importance.touches_nothing and not run.surrogate.uses_ratio,
+        lambda run: not run.importance.is_no_op and not run.surrogate.uses_ratio,
         "this surrogate does not read the ratio, neither of tokens nor of responses",
         "choose a surrogate that reads the ratio, or importance=token",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "rank_is_not_read",
@@ -375,7 +375,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.pass_rate.ranks and not (run.pass_rate.drops or run.curriculum.reads_difficulty),
         "every problem stays, and no curriculum reads the difficulty that pass rates give it",
         "set curriculum=easy_to_hard or kimi, or a pass_rate that drops problems",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "old_policy_is_ignored",
@@ -385,7 +385,7 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "neither surrogate nor kl nor a teacher reads the old policy",
         "choose a surrogate that reads the ratio, or old_policy=recomputed",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "sampler_is_the_old_policy",
@@ -393,7 +393,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: not run.old_policy.recomputes and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so both old policies agree up to rounding",
         "let them differ by schedule, precision or group_filter=oversample_abort_partial, or set old_policy=recomputed",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "survivors_are_everyone",
@@ -404,7 +404,7 @@ WARNINGS: tuple[Rule, ...] = (
         ),
         "no trick removes rows or tokens here, so survivors and original counts are the same",
         "combine denominator=survivors with a mask, a filter or a rejection",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "ratio_is_ignored",
@@ -419,7 +419,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.correction.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so every weight is about 1",
         "let them differ by schedule or precision, or set correction=none",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "nothing_to_reject",
@@ -427,7 +427,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.rejection.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
         "let them differ by schedule or precision, or set rejection=none",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "filter_hardly_acts",
@@ -452,7 +452,7 @@ WARNINGS: tuple[Rule, ...] = (
             and run.aggregation.invariant
             and not (run.scale.reads_batch or run.scale.moves_zeros)
             and not run.denominator.survivors_only
-            and run.reward_shaping.touches_nothing
+            and run.reward_shaping.is_no_op
             and not run.kl.needs_reference
             and not run.entropy.needs_gradient
             and not run.surrogate.pulls_without_advantage
@@ -465,31 +465,31 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "share_is_one",
         ("scale", "group_filter", "rejection"),
-        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows and run.rejection.touches_nothing,
+        lambda run: run.scale.pays_for_signal and run.group_filter.removes_rows and run.rejection.is_no_op,
         "the filter takes out the groups without signal, so the share of those with signal is 1",
         "set group_filter=keep, and let the scale make up for such groups",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "baseline_is_recentred",
         ("baseline", "scale"),
-        lambda run: run.scale.recentres and run.baseline.same_for_all,
+        lambda run: run.scale.recentres and run.baseline.constant_over_batch,
         "the scale subtracts the batch's mean anyway, so any baseline that is one number for the batch cancels",
         "choose a baseline over the group, or a scale that does not recentre",
-        idles=True,
+        no_op=True,
     ),
     Rule(
-        "nothing_is_charged",
+        "return_to_go_without_token_penalty",
         ("baseline", "kl"),
-        lambda run: run.baseline.pays_to_go and not run.kl.shapes_reward,
+        lambda run: run.baseline.reward_to_go and not run.kl.shapes_reward,
         "without a penalty on single tokens the return to go equals the whole reward",
         "set kl=k1_reward, or baseline=none, which is the same here",
-        idles=True,
+        no_op=True,
     ),
     Rule(
-        "stretch_is_divided_away",
+        "factor_is_divided_away",
         ("baseline", "scale"),
-        lambda run: run.baseline.stretches and run.scale.divides_by_centred,
+        lambda run: run.baseline.scales_group_mean and run.scale.divides_by_centred,
         "leaving one out multiplies the centred rewards by n/(n-1), and their own deviation divides that away again",
         "set baseline=group_mean, or another scale",
     ),
@@ -497,28 +497,26 @@ WARNINGS: tuple[Rule, ...] = (
         "shaping_is_not_read",
         ("reward_shaping", "baseline", "group_filter"),
         lambda run: (
-            run.baseline.reads_outcome and not run.reward_shaping.touches_nothing and not run.group_filter.reads_reward
+            run.baseline.reads_outcome and not run.reward_shaping.is_no_op and not run.group_filter.reads_reward
         ),
-        "this baseline reads the verifier's outcome, so what is added to the reward never reaches the loss",
+        "this baseline reads the verifier's correctness, so what is added to the reward never reaches the loss",
         "set reward_shaping=none, or a baseline that reads the reward",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "kl_is_not_read",
         ("kl", "baseline"),
         lambda run: run.baseline.reads_outcome and run.kl.shapes_reward,
-        "this baseline reads the verifier's outcome, so a kl penalty in the reward never reaches the loss",
+        "this baseline reads the verifier's correctness, so a kl penalty in the reward never reaches the loss",
         "choose a kl that is a term of the loss, or a baseline that reads the reward",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "reward_is_not_learnt",
         ("teacher", "scale", "reward_shaping", "group_filter"),
         lambda run: (
             run.teacher.replaces_reward
-            and not (
-                run.scale.touches_nothing and run.reward_shaping.touches_nothing and not run.group_filter.removes_rows
-            )
+            and not (run.scale.is_no_op and run.reward_shaping.is_no_op and not run.group_filter.removes_rows)
         ),
         "the teacher stands in the place of the reward, so what shapes or scales it never reaches the loss, and a "
         "filter by the reward drops groups that the teacher has a word on",
@@ -575,9 +573,9 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "reward_is_the_outcome",
         ("group_filter", "reward_shaping"),
-        lambda run: run.group_filter.reads_reward and run.reward_shaping.touches_nothing,
-        "without shaping the reward varies only with the outcome, so this filter equals the filter by outcome",
-        "choose a reward_shaping, or the filter by outcome",
+        lambda run: run.group_filter.reads_reward and run.reward_shaping.is_no_op,
+        "without shaping the reward varies only with correctness, so this filter equals the filter by correctness",
+        "choose a reward_shaping, or the filter by correctness",
     ),
     Rule(
         "reference_is_not_read",
@@ -585,7 +583,7 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.reference.changes and not run.kl.needs_reference,
         "without a kl to the reference, changes of the reference have no effect",
         "choose a kl, or reference=frozen",
-        idles=True,
+        no_op=True,
     ),
     Rule(
         "stale_and_uncorrected",
@@ -593,8 +591,8 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: (
             not run.schedule.keeps_sampler_current
             and run.old_policy.recomputes
-            and run.correction.touches_nothing
-            and run.rejection.touches_nothing
+            and run.correction.is_no_op
+            and run.rejection.is_no_op
         ),
         "the tokens were sampled by older weights, and the loss takes them for the learner's own",
         "set correction=tis_token, or old_policy=sampler, unless that is what is studied",
@@ -627,7 +625,7 @@ WARNINGS: tuple[Rule, ...] = (
         "length_penalty_is_out_of_proportion",
         ("reward_shaping",),
         lambda run: run.reward_shaping.out_of_proportion,
-        "its numbers are for other lengths: a ramp over less than a tenth of the budget, or a charge for length that "
+        "its numbers are for other lengths: a ramp over less than a tenth of the budget, or a length penalty that "
         "no right answer outweighs",
         "set reward_shaping.cache_tokens to a fifth of engine.max_tokens, or reward_shaping.alpha to one over it",
     ),
@@ -649,9 +647,9 @@ class BrokenRules:
     warnings: list[Rule]
 
     @property
-    def idle_axes(self) -> set[str]:
+    def no_op_axes(self) -> set[str]:
         """Axes whose option has no effect in the run."""
-        return {rule.axes[0] for rule in self.warnings if rule.idles}
+        return {rule.axes[0] for rule in self.warnings if rule.no_op}
 
 
 def broken_rules(run: RunConfig) -> BrokenRules:

@@ -20,8 +20,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
+from grpo_lab.budget.compute_account import Budget
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Budget
 from grpo_lab.checks import require_field, require_not_negative
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.stages import (
@@ -41,7 +41,7 @@ from grpo_lab.engines.base import Engine
 from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.metrics import SUITES, is_known
-from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tracking.mlflow_exporter import Tracking
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault
 from grpo_lab.tricks.baseline import Baseline
@@ -213,7 +213,7 @@ class RunConfig:
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether anything needs the learner's log-probs of the rollouts from before the updates.
+        """True if anything needs the learner's log-probs of the rollouts from before the updates.
 
         With one on-policy update they equal the learner's own and every ratio is 1, so they are not computed unless
         something else reads them.
@@ -225,26 +225,26 @@ class RunConfig:
 
     @property
     def sampler_is_learner(self) -> bool:
-        """Whether sampler and learner have the same weights and arithmetic, so that they differ only by rounding."""
+        """True if sampler and learner have the same weights and arithmetic, so that they differ only by rounding."""
         current = self.schedule.keeps_sampler_current and not self.group_filter.carries_over
         return current and not (self.learner_precision.rounds or self.sampler_precision.rounds)
 
     @property
     def on_policy(self) -> bool:
-        """Whether every ratio is 1: one update, on rollouts of the old policy itself."""
+        """True if every ratio is 1: one update, on rollouts of the old policy itself."""
         return self.updates.number == 1 and (self.old_policy.recomputes or self.sampler_is_learner)
 
     @property
     def reads_microbatches(self) -> bool:
-        """Whether the loss depends on how rows are divided into microbatches."""
+        """True if the loss depends on how rows are divided into microbatches."""
         return not self.aggregation.invariant or self.surrogate.mark_scope is Scope.microbatch
 
     @property
     def skips_rows(self) -> bool:
-        """Whether rows whose advantages are all exactly 0 are left out of the training passes.
+        """True if rows whose advantages are all exactly 0 are left out of the training passes.
 
         Such a row changes neither loss nor gradient unless one of the tricks named here reads it. Logged means over
-        tokens (entropy, ratio, touched shares) do change: they cover only the tokens in the passes, and
+        tokens (entropy, ratio, active fractions) do change: they cover only the tokens in the passes, and
         `train/read_share` is the share of these. No update decision changes, and no budget counter except `flops`.
         """
         in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward
@@ -346,7 +346,7 @@ VOLATILE = frozenset(
 
 
 def is_volatile(key: str) -> bool:
-    """Whether a dotted key, such as `tracking.uri`, is no part of a run's name and identity."""
+    """True if a dotted key, such as `tracking.uri`, is no part of a run's name and identity."""
     return not VOLATILE.isdisjoint((key, key.split(".")[0]))
 
 

@@ -1,12 +1,12 @@
-"""What each stage of the loop reads of a run: the records that a RunConfig hands out."""
+"""Inputs of each stage of the loop: the records that a RunConfig hands out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_lab.budget.compute_account import Budget
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Budget
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.engines.base import Engine
 from grpo_lab.policy.loading import Loading

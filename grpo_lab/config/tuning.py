@@ -1,4 +1,4 @@
-"""What an experiment declares of its tuning: numbers that each arm chooses for itself before it is judged."""
+"""The declaration of an experiment's tuning: numbers that each arm chooses for itself before it is judged."""
 
 from __future__ import annotations
 

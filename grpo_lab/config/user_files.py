@@ -59,7 +59,7 @@ def check_user_files(arguments: Sequence[str], experiments: Path) -> None:
 
 
 def declares_a_sweep(arguments: Sequence[str]) -> bool:
-    """Whether `+experiments=<name>` names a file that declares a sweep and does not say so by `hydra.mode`."""
+    """True if `+experiments=<name>` names a file that declares a sweep and does not say so by `hydra.mode`."""
     names = [word.partition("=")[2] for word in arguments if re.match(r"\+{0,2}experiments=", word)]
     if not names or {"-m", "--multirun"} & set(arguments):
         return False
@@ -80,7 +80,7 @@ def _yaml_files(folder: Path) -> list[Path]:
         seen += len(names) + len(below)
         if seen > MOST_FILES:
             raise ValueError(
-                f"{folder.absolute()} holds more than {MOST_FILES:,} files: name the folder of your options alone"
+                f"{folder.absolute()} holds more than {MOST_FILES:,} files: name only the folder of your options"
             )
         found += [Path(place, name) for name in names if name.endswith((".yaml", ".yml"))]
     return found

@@ -29,7 +29,7 @@ def planned_elsewhere(there: bool) -> Iterator[None]:
 
 
 def is_elsewhere() -> bool:
-    """Whether the runs that are composed now are going to be on other machines."""
+    """True if the runs that are composed now are going to be on other machines."""
     return _elsewhere
 
 

@@ -1,7 +1,7 @@
-"""The processes of one run, as torchrun starts them: which of them this is, and what they tell each other.
+"""The processes of one run, as torchrun starts them: which of them this is, and the messages between them.
 
 Every rank goes through the same steps with the same records. They differ in three things only: which requests they
-sample, which microbatches they compute, and that the first rank alone grades, writes and prints. Without torchrun there
+sample, which microbatches they compute, and that only the first rank grades, writes and prints. Without torchrun there
 is one rank, and every function here does nothing.
 """
 
@@ -68,7 +68,7 @@ def launched() -> int:
 
 @contextmanager
 def planned(processes: int) -> Iterator[None]:
-    """Check runs as they are checked where so many processes share each of them."""
+    """Check runs as they are checked where that number of processes shares each of them."""
     global _planned
     before, _planned = _planned, processes
     try:
@@ -98,7 +98,7 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-    """Whether this rank writes and prints."""
+    """True if this rank writes and prints."""
     return rank() == 0
 
 
@@ -174,7 +174,7 @@ def from_first(value: T) -> T:
 
 
 def alone(make: Callable[[], T]) -> T:
-    """What `make` returns, which runs as a single rank: it needs no other."""
+    """Return what `make` returns, called as a single rank."""
     before = getattr(_solo, "alone", False)
     _solo.alone = True
     try:
@@ -184,7 +184,7 @@ def alone(make: Callable[[], T]) -> T:
 
 
 def on_first(make: Callable[[], T]) -> T:
-    """What `make` returns on the first rank, where alone it runs, and as a single rank."""
+    """Return what `make` returns on the first rank; only that rank calls it, as a single rank."""
     if number() == 1:
         return make()
     made: Any = alone(make) if is_first() else None

@@ -19,7 +19,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor that may be split."""
+    """The local part of a tensor that may be sharded."""
     return getattr(tensor, "to_local", lambda: tensor)()
 
 

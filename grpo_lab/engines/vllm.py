@@ -60,9 +60,9 @@ class Vllm(VllmEngine):
         if (there := ranks.launched()) % self.tensor_parallel == 0:
             return super().missing()
         return (
-            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: so many hold "
+            f"engine.tensor_parallel={self.tensor_parallel}, and {there} processes share this run: these hold "
             "one model together, so start a multiple of that with torchrun (in a sweep: hydra.launcher.processes), or "
-            "choose engine=vllm_process, which has cards of its own"
+            "choose engine=vllm_process, which has GPUs of its own"
         )
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmSession:

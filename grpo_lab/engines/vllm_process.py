@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # vLLM is an installation of its own, and not there where types are checked.
-"""The vLLM engine in a process of its own: it draws while the learner trains, on another CPU core or another card.
+"""The vLLM engine in a process of its own: it draws while the learner trains, on another CPU core or another GPU.
 
 vLLM's `AsyncLLM` connects the two: its front end runs in a thread of this process, its core and the model in the
 other. As in vllm.py, vLLM is imported when a session opens, and its changes to this process are undone.
@@ -77,33 +77,33 @@ class VllmProcess(VllmEngine):
             return said
         if is_elsewhere() or not torch.cuda.is_available():
             return None
-        if (last := self._cards[-1]) >= (seen := torch.cuda.device_count()):
+        if (last := self._gpus[-1]) >= (seen := torch.cuda.device_count()):
             return (
                 f"engine.device_index={self.device_index} and engine.tensor_parallel={self.tensor_parallel} need CUDA "
                 f"device {last}, but torch sees {seen} CUDA devices: lower them, or choose engine=vllm, which shares "
-                "the learner's card"
+                "the learner's GPU"
             )
-        if taken := set(self._cards) & set(range(ranks.local_number())) - {ranks.local_rank()}:
+        if taken := set(self._gpus) & set(range(ranks.local_number())) - {ranks.local_rank()}:
             return (
                 f"engine.device_index={self.device_index} puts an engine on CUDA device {min(taken)}, the learner's of "
                 f"another process: set it to {ranks.local_number()}, or to 0 with engine.port=null, so that each "
-                "engine shares its learner's card"
+                "engine shares its learner's GPU"
             )
         return None if self.port is None else taken_port(self.port + ranks.local_rank())
 
     @property
-    def _cards(self) -> list[int]:
+    def _gpus(self) -> list[int]:
         """This rank's GPUs for sampling: `tensor_parallel` of them, after those of the ranks before it here."""
         first = self.device_index + ranks.local_rank() * self.tensor_parallel
         return list(range(first, first + self.tensor_parallel))
 
     def open(self, folder: Path, precision: Precision, device: torch.device) -> VllmProcessSession:
         on_gpu = device.type == "cuda"
-        port = None if self.port is None or not on_gpu else self.port + ranks.local_rank()  # NCCL: card to card
-        if port is not None and (device.index or 0) in self._cards:
+        port = None if self.port is None or not on_gpu else self.port + ranks.local_rank()  # NCCL: GPU to GPU
+        if port is not None and (device.index or 0) in self._gpus:
             raise ValueError(
-                f"engine.device_index={self.device_index} is the learner's card, and NCCL takes one side a card: give "
-                "the engine another card, or engine.port=null, which sends weights by a file"
+                f"engine.device_index={self.device_index} is the learner's GPU, and NCCL takes one side a GPU: give "
+                "the engine another GPU, or engine.port=null, which sends weights by a file"
             )
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         # The learner's weights are fp32; those in the folder may be half that size. Every rank here writes a file.
@@ -111,7 +111,7 @@ class VllmProcess(VllmEngine):
         shared = Path(tempfile.mkdtemp(prefix="grpo_lab_", dir=chosen))
         arguments = self.engine_arguments(folder, precision, device) | {
             "worker_extension_cls": f"{_WORKER}.WeightReader",
-            **({"device_ids": self._cards} if on_gpu else {}),
+            **({"device_ids": self._gpus} if on_gpu else {}),
         }
         try:
             with (

@@ -79,7 +79,7 @@ def taken_port(port: int) -> str | None:
             probe.bind((_LOCAL, port))
         except OSError as error:
             return (
-                f"engine.port={port}, over which weights go from card to card, cannot be used ({error.strerror}): "
+                f"engine.port={port}, over which weights go from GPU to GPU, cannot be used ({error.strerror}): "
                 "choose a free one, one for each run on this machine, or engine.port=null, which sends them by a file"
             )
     return None

@@ -27,7 +27,8 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.run import checkpoint
 from grpo_lab.tasks.hub import find_model
-from grpo_lab.tracking.files import write_whole
+from grpo_lab.tracking.checksums import AFRESH, check_manifest, damage_of, read_checksummed, read_json, read_yaml
+from grpo_lab.tracking.files import write_atomically
 from grpo_lab.tracking.harness_results import (
     HarnessResult,
     history_of,
@@ -38,18 +39,17 @@ from grpo_lab.tracking.harness_results import (
     write_result,
 )
 from grpo_lab.tracking.metrics import HARNESSES
-from grpo_lab.tracking.mlflow_mirror import sync
+from grpo_lab.tracking.mlflow_exporter import sync
 from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep
-from grpo_lab.tracking.whole import AFRESH, check_manifest, read_json, read_sealed, read_yaml, trouble_with
 
 BASE = 0  # the step before the first
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a result beside the weights and the task; None is what the task or the harness says."""
+    """Settings that decide a result beside the weights and the task; None is the default of the task or harness."""
 
     metric: str | None
     limit: int | None  # questions of each task
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to evaluate, and how. `tasks` maps a suite to the task as the harness calls it."""
+    """The evaluations to run. `tasks` maps a suite to the task as the harness calls it."""
 
     harness: str
     tasks: Mapping[str, str]
@@ -85,7 +85,9 @@ class Plan:
         if self.harness == "inspect":
             for name, value in (("--num-fewshot", self.settings.num_fewshot), ("--include-path", self.include_path)):
                 if value is not None:
-                    raise ValueError(f"{name} is of lm_eval alone: an Inspect task says in its file what it asks")
+                    raise ValueError(
+                        f"{name} is an option of lm_eval only: an Inspect task says in its file what it asks"
+                    )
             if not self.batch_size.isdigit():
                 raise ValueError(f"--batch-size {self.batch_size}: give Inspect a number of questions")
         if self.settings.limit is not None and self.settings.limit < 1:
@@ -207,8 +209,8 @@ def _base(run: Path) -> Path:
     """
     own = run / "sft"
     if own.is_dir():
-        files = read_sealed(own / fine_tuning.FILE, AFRESH)["files"]
-        if troubles := [said for name, digest in files.items() if (said := trouble_with(own / name, digest))]:
+        files = read_checksummed(own / fine_tuning.FILE, AFRESH)["files"]
+        if troubles := [said for name, digest in files.items() if (said := damage_of(own / name, digest))]:
             raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
         return own
     described, config = read_json(run / "run.json", AFRESH), read_yaml(run / "config.yaml", AFRESH)
@@ -257,7 +259,7 @@ def evaluate(place: Path, plan: Plan) -> Iterator[tuple[Path, HarnessResult, boo
                 continue
             result = _result(weights, suite, reply, plan)
             path = result_path(weights.run, suite, weights.step)
-            write_whole(path.with_suffix(".parquet"), partial(table.to_parquet, index=False))
+            write_atomically(path.with_suffix(".parquet"), partial(table.to_parquet, index=False))
             write_result(weights.run, result)
             yield weights.run, result, True
 
@@ -288,7 +290,7 @@ def _before(weights: Weights, suite: str, plan: Plan) -> HarnessResult | None:
 
 
 def _replies(jobs: Sequence[tuple[str, str]], plan: Plan) -> Iterator[dict[str, Any]]:
-    """What the worker measured, one reply per model folder and task. Raises ValueError with what it said."""
+    """The worker's results, one reply per model folder and task. Raises ValueError with its message."""
     models = list(dict.fromkeys(folder for folder, _ in jobs))
     request = asdict(plan.settings) | {
         "jobs": {folder: [task for one, task in jobs if one == folder] for folder in models},
@@ -347,7 +349,7 @@ def _result(weights: Weights, suite: str, reply: Mapping[str, Any], plan: Plan) 
     )
 
 
-def mirror(run: Path) -> str | None:
+def export(run: Path) -> str | None:
     """Send a run's results to the MLflow store it has; a message if that is not possible, else None."""
     if read_json(run / "run.json", AFRESH)["tracking"] is None:
         return None

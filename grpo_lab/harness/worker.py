@@ -34,7 +34,7 @@ Request = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """What the user has to hear, remedy included."""
+    """The message to the user, remedy included."""
 
 
 def measure_lm_eval(request: Request) -> Iterator[dict[str, Any]]:
@@ -79,7 +79,7 @@ def measure_lm_eval(request: Request) -> Iterator[dict[str, Any]]:
 
 
 def _of_lm_eval(found: Mapping[str, Any], name: str, request: Request) -> dict[str, Any]:
-    """What a reply holds of the results of one task, or of one group of tasks."""
+    """The results of one task, or of one group of tasks, as a reply holds them."""
     own, up = found["results"][name], found["higher_is_better"].get(name, {})
     metrics = {}
     for key, value in own.items():
@@ -188,7 +188,7 @@ def _one_bos(api: Any) -> None:
 
 
 def _of_inspect(log: Any, spec: str, request: Request) -> dict[str, Any]:
-    """What a reply holds of the log of one task."""
+    """The log of one task as a reply holds it."""
     metrics = {}
     for score in log.results.scores:
         own = {name: one.value for name, one in score.metrics.items()}

@@ -50,23 +50,23 @@ def policy_loss(
             "entropy": total(entropy),
             "ratio": total(moved.exp()),
             "k3_old": total(moved.exp() - 1 - moved),
-            "surrogate_touched": total(surrogate.touched),
+            "surrogate_active": total(surrogate.affected),
             "surrogate_weight": total(surrogate.weight),
             "unlike_ppo": total(unlike & (batch.advantages != 0)),
             "correction_weight": total(weights),
-            "importance_touched": total(tricks.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
+            "importance_active": total(tricks.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
             "drifted": total(moved.abs() > NEGLIGIBLE),
             "kl_term": total(kl_term),
-            "kl_touched": total(kl_term != 0),
+            "kl_active": total(kl_term != 0),
             "entropy_term": total(entropy_term),
-            "entropy_touched": total(entropy_term != 0),
+            "entropy_active": total(entropy_term != 0),
             "weight": tricks.aggregation(each, mask, batch.totals).to(torch.float64),
             "weight_of_original": tricks.aggregation(each, mask, batch.original_totals).to(torch.float64),
         }
         if batch.ref_logprobs is not None:
             from_ref = batch.ref_logprobs - current
             sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
-    return LossOutput(loss, sums, surrogate.touched.detach() & mask)
+    return LossOutput(loss, sums, surrogate.affected.detach() & mask)
 
 
 def _total(mask: Tensor, values: Tensor) -> Tensor:

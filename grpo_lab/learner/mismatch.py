@@ -87,17 +87,17 @@ def check_last_sync(
     state: RunState,
     rollouts: Rollouts,
     learner_logprobs: Float[Tensor, "N T"],
-    read_mask: Bool[Tensor, "N T"],
+    logprob_mask: Bool[Tensor, "N T"],
     version: int,
     allowed: float,
 ) -> None:
     """Compare sampler and learner on the first tokens sampled after a weight sync.
 
-    `learner_logprobs` are those of the tokens in `read_mask`, under the weights of `version`. `allowed` is as in
+    `learner_logprobs` are those of the tokens in `logprob_mask`, under the weights of `version`. `allowed` is as in
     `check_agreement`. This catches a sampler that silently keeps an old tensor and so samples from another policy than
     the learner's.
     """
-    if state.unproven and (fresh := read_mask & (rollouts.weight_version == version)).any():
+    if state.unproven and (fresh := logprob_mask & (rollouts.weight_version == version)).any():
         check_agreement(learner_logprobs, rollouts.sampler_logprobs, fresh, version, allowed)
         state.unproven = False
 
@@ -108,7 +108,7 @@ def sync_sampler(settings: SyncSettings, state: RunState, queue: RolloutQueue) -
     state.keep_weights(settings.kept_versions)
     state.unproven = True
     probe_sync(settings, state)
-    state.refresh_reference(settings.reference.mixes(state.ledger.steps - 1))
+    state.refresh_reference(settings.reference.mixes(state.account.steps - 1))
 
 
 def probe_sync(settings: SyncSettings, state: RunState) -> None:
@@ -116,7 +116,7 @@ def probe_sync(settings: SyncSettings, state: RunState) -> None:
 
     Only for schedules whose batches are older than the learner. There a comparison after the step would take
     staleness for a failed sync. Other schedules use `check_last_sync`, which costs nothing. The responses enter no
-    batch and no ledger.
+    batch and no account.
     """
     if settings.schedule.keeps_sampler_current:
         return

@@ -27,12 +27,12 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
         "rollout/length_std_within": float(shaped.lengths.double().std(dim=1, correction=0).mean()),
         "rollout/length_std_across": float(shaped.lengths.double().mean(dim=1).std(correction=0)),
     }
-    if shaped.counted.any():
+    if shaped.in_statistics.any():
         gap = best[list(made.indices)] - group_means(shaped).squeeze(1)
         metrics["rollout/best_gap"] = float(gap.nanmean())
     size = rollouts.group_size
-    right = (shaped.outcome * shaped.counted).sum(dim=1).round().int().tolist()
-    graded = shaped.counted.sum(dim=1).tolist()
+    right = (shaped.outcome * shaped.in_statistics).sum(dim=1).round().int().tolist()
+    graded = shaped.in_statistics.sum(dim=1).tolist()
     for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= size):
         chances = [pass_at_k(number, count, k) for number, count in zip(graded, right) if k <= number]
         if chances:
@@ -49,8 +49,8 @@ def unanswered(texts: Sequence[str], reward: Grader) -> dict[str, float]:
 
 
 def group_means(graded: Graded) -> Float[Tensor, "P 1"]:
-    """The mean reward of each group's counted responses; NaN for a group without any."""
-    return torch.where(graded.counted, graded.reward, torch.nan).nanmean(dim=1, keepdim=True)
+    """The mean reward of each group's responses in the statistics; NaN for a group without any."""
+    return torch.where(graded.in_statistics, graded.reward, torch.nan).nanmean(dim=1, keepdim=True)
 
 
 def repetition(tokens: Sequence[int]) -> float:

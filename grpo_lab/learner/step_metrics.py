@@ -12,20 +12,20 @@ import transformers
 
 from grpo_lab.learner.mismatch import mismatch_metrics
 from grpo_lab.learner.response_metrics import group_means, response_metrics, unanswered
-from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateTally
+from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateAccumulator
 from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
 from grpo_lab.tasks.base import Grader, Task
-from grpo_lab.tracking.metrics import touched_metric
+from grpo_lab.tracking.metrics import fraction_metric
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 
-# The axes whose options may touch nothing in a run, and are then reported as inert.
-TOUCHING_AXES = (
+# The axes whose options may be no-ops in a run, and are then reported as such.
+MEASURED_AXES = (
     "question_filter", "pass_rate", "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy",
     "correction", "rejection", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
     "kl", "entropy", "teacher",
@@ -43,27 +43,31 @@ class FinishedStep:
     before: BeforeUpdates
     advantages: Advantages
     inputs: StepInputs
-    tally: UpdateTally
+    accumulator: UpdateAccumulator
 
 
 def step_metrics(
     queue: RolloutQueue, step: FinishedStep, task: Task, reward: Grader, aggregation: Aggregation, teacher: Teacher
 ) -> dict[str, float]:
     """All metrics of a step that follow from its stages, under their names in the registry."""
-    batch, before, tally = step.batch, step.before, step.tally
+    batch, before, accumulator = step.batch, step.before, step.accumulator
     rollouts, made = batch.rollouts, batch.made
-    metrics = reward_metrics(made, before.graded) | advantage_metrics(step) | tally.metrics() | touched_rows(step)
+    metrics = (
+        reward_metrics(made, before.graded) | advantage_metrics(step) | accumulator.metrics() | row_fractions(step)
+    )
     metrics |= response_metrics(made, task.check_again, queue.memory.best) | before.metrics | queue.metrics()
     metrics |= unanswered(made.texts, reward)
-    metrics |= mismatch_metrics(tally.logprobs, rollouts.sampler_logprobs, tally.read_mask, rollouts.group_size)
-    metrics |= staleness_metrics((tally.version - rollouts.weight_version)[rollouts.sampled_mask])
+    metrics |= mismatch_metrics(
+        accumulator.logprobs, rollouts.sampler_logprobs, accumulator.logprob_mask, rollouts.group_size
+    )
+    metrics |= staleness_metrics((accumulator.version - rollouts.weight_version)[rollouts.sampled_mask])
     if made.graded.failed is not None:
         metrics["rollout/ungraded"] = _share(made.graded.failed)
     if reward.gathers:
         metrics["reward/evolving_rubrics"] = sum(len(one.rubrics) for one in made.rollouts.problems) / made.number
     return metrics | {
-        "touched/curriculum": batch.passed_over,
-        "touched/aggregation": reweighted_tokens(aggregation, step.inputs.loss_mask, rollouts.group_size),
+        "active_fraction/curriculum": batch.passed_over,
+        "active_fraction/aggregation": reweighted_tokens(aggregation, step.inputs.loss_mask, rollouts.group_size),
         "train/entropy_coef": step.inputs.entropy_coef,
     } | taught_tokens(teacher, step)  # fmt: skip
 
@@ -71,14 +75,14 @@ def step_metrics(
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     """Rewards of all whole groups that were generated, and of the rows in the loss (`graded`)."""
     shaped = made.shaped
-    judged = shaped.counted  # a response that its grader failed on is neither right nor wrong
+    judged = shaped.in_statistics  # a response that its grader failed on is neither right nor wrong
     metrics: dict[str, Tensor | float] = {
         "rollout/groups": made.number,
         "rollout/length": shaped.lengths.double().mean(),
         "rollout/longest": shaped.lengths.max(),
         "rollout/truncated": shaped.truncated.double().mean(),
         "rollout/frac_zero_std": without_signal(shaped, Signal.outcome).double().mean(),
-        "rollout/trained": graded.trained.sum() / shaped.trained.numel(),
+        "rollout/trained": graded.in_loss.sum() / shaped.in_loss.numel(),
     }
     if judged.any():
         off_mean = torch.where(judged, shaped.reward - group_means(shaped), torch.nan)
@@ -99,14 +103,14 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     right = judged & (shaped.outcome == 1)
     if right.any():
         metrics["rollout/truncated_correct"] = shaped.truncated[right].double().mean()
-    if graded.trained.any():
+    if graded.in_loss.any():
         # Without a KL penalty in the reward, which says nothing about how good the responses are.
         metrics["reward/in_loss_mean"] = sum(
-            graded.components[name][graded.trained].mean() for name in shaped.components
+            graded.components[name][graded.in_loss].mean() for name in shaped.components
         )
-        metrics["reward/in_loss_outcome"] = graded.outcome[graded.trained].mean()
+        metrics["reward/in_loss_outcome"] = graded.outcome[graded.in_loss].mean()
         for name, values in graded.components.items():
-            metrics[f"reward/in_loss_component/{name}"] = values[graded.trained].mean()
+            metrics[f"reward/in_loss_component/{name}"] = values[graded.in_loss].mean()
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -126,8 +130,8 @@ def staleness_metrics(ages: Int[Tensor, "K"]) -> dict[str, float]:
 
 def advantage_metrics(step: FinishedStep) -> dict[str, float]:
     """Mean and mean magnitude of the advantages in the loss, and the factor by which the scale changed them."""
-    trained, advantages = step.before.graded.trained, step.advantages
-    in_loss = trained if advantages.scaled.shape == trained.shape else step.before.loss_mask
+    rows, advantages = step.before.graded.in_loss, step.advantages
+    in_loss = rows if advantages.scaled.shape == rows.shape else step.before.loss_mask
     chosen, centred = advantages.scaled[in_loss], advantages.centred[in_loss]
     if not chosen.numel():
         return {}
@@ -138,7 +142,7 @@ def advantage_metrics(step: FinishedStep) -> dict[str, float]:
 
 
 def _changed(before: Graded, after: Graded) -> Bool[Tensor, "P G"]:
-    changed = (before.counted != after.counted) | (before.trained != after.trained)
+    changed = (before.in_statistics != after.in_statistics) | (before.in_loss != after.in_loss)
     return changed | (before.reward != after.reward)
 
 
@@ -154,24 +158,24 @@ def _share_moved(before: Tensor, after: Tensor, entries: Tensor) -> float:
     return float((gap > NEGLIGIBLE * before.abs()[entries].clamp(min=1e-12)).double().mean())
 
 
-def touched_rows(step: FinishedStep) -> dict[str, float]:
+def row_fractions(step: FinishedStep) -> dict[str, float]:
     """The share of rows (of tokens, for per-token advantages) that tricks on rewards, masks and advantages changed."""
     batch, graded, centred = step.batch, step.before.graded, step.advantages.centred
     made = batch.made
-    ended = (made.rollouts.interrupted | made.rollouts.looped).reshape(made.masked.trained.shape)
+    ended = (made.rollouts.interrupted | made.rollouts.looped).reshape(made.masked.in_loss.shape)
     went_on = batch.groups.number / batch.started
-    reward, entries = graded.reward, graded.trained & graded.counted
+    reward, entries = graded.reward, graded.in_loss & graded.in_statistics
     if centred.shape != reward.shape:
         reward, entries = reward.reshape(-1, 1).expand_as(centred), step.before.loss_mask
     metrics = {
-        "touched/reward_shaping": _share(_changed(made.graded, made.shaped)),
-        "touched/truncation": _share(_changed(made.shaped, made.masked) | ended),
-        "touched/group_filter": 1 - went_on + went_on * _share(_changed(batch.groups.masked, batch.filtered)),
-        "touched/baseline": _share_moved(reward, centred, entries),
-        "touched/scale": _share_moved(centred, step.advantages.scaled, entries),
+        "active_fraction/reward_shaping": _share(_changed(made.graded, made.shaped)),
+        "active_fraction/truncation": _share(_changed(made.shaped, made.masked) | ended),
+        "active_fraction/group_filter": 1 - went_on + went_on * _share(_changed(batch.groups.masked, batch.filtered)),
+        "active_fraction/baseline": _share_moved(reward, centred, entries),
+        "active_fraction/scale": _share_moved(centred, step.advantages.scaled, entries),
     }
     if graded is not step.before.rejected:  # a KL penalty in the reward; one in the loss is counted per token
-        metrics["touched/kl"] = _share(_changed(step.before.rejected, graded))
+        metrics["active_fraction/kl"] = _share(_changed(step.before.rejected, graded))
     return metrics
 
 
@@ -195,17 +199,17 @@ def taught_tokens(teacher: Teacher, step: FinishedStep) -> dict[str, float]:
     if not teacher.needs_model:
         return {}
     rewarded, mask = expand(step.advantages.scaled, step.before.loss_mask), step.before.loss_mask
-    return {"touched/teacher": _share_moved(rewarded, step.inputs.advantages, mask)}
+    return {"active_fraction/teacher": _share_moved(rewarded, step.inputs.advantages, mask)}
 
 
-def inert_axes(tricks: Mapping[str, Trick], idle: Collection[str], touched: Mapping[str, float]) -> list[str]:
+def no_op_axes(tricks: Mapping[str, Trick], known: Collection[str], active: Mapping[str, float]) -> list[str]:
     """Axes whose option is on but changed nothing in the whole run.
 
-    `tricks` is the option of each axis and `touched` the maximum of each touched metric over the steps. `idle` are axes
-    whose option a rule knows to be idle, such as a shaped reward that nothing reads.
+    `tricks` is the option of each axis and `active` the maximum of each active fraction over the steps. `known` are
+    axes whose option a rule knows to be a no-op, such as a shaped reward that nothing reads.
     """
-    on = [axis for axis in TOUCHING_AXES if not tricks[axis].touches_nothing]
-    return [axis for axis in on if axis in idle or touched.get(touched_metric(axis), 0.0) == 0.0]
+    on = [axis for axis in MEASURED_AXES if not tricks[axis].is_no_op]
+    return [axis for axis in on if axis in known or active.get(fraction_metric(axis), 0.0) == 0.0]
 
 
 def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: FinishedStep) -> pd.DataFrame:
@@ -225,8 +229,8 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
         "advantage": advantages,
         "length": graded.lengths,
         "truncated": graded.truncated,
-        "counted": graded.counted,
-        "trained": graded.trained,
+        "in_statistics": graded.in_statistics,
+        "in_loss": graded.in_loss,
     } | {f"component_{name}": values for name, values in graded.components.items()}
     return pd.DataFrame(
         {
@@ -243,7 +247,7 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
             "token_sampled": _ragged(rollouts.sampled_mask, rollouts.lengths),
             "token_advantage": _ragged(step.inputs.advantages.float(), rollouts.lengths),
             "token_in_loss": _ragged(step.before.loss_mask, rollouts.lengths),
-            "token_clipped": _ragged(step.tally.touched, rollouts.lengths),
+            "token_clipped": _ragged(step.accumulator.affected, rollouts.lengths),
             "token_logprob": _ragged(rollouts.sampler_logprobs, rollouts.lengths),
             "sampler_logprob": torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs, 0.0).sum(1).numpy(),
         }

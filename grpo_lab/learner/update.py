@@ -32,10 +32,10 @@ from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts
 class BeforeUpdates:
     """Stage 7: log-probs, values and masks of a rollout batch before its updates.
 
-    `logprobs` and `entropy` are the learner's, `values` the critic's; each is None when nothing needs it. `rejected`
-    is the record after rejection. `graded` also has the KL penalty in its reward, and `charges` is that penalty per
-    token. `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics`
-    describe what the tricks of this stage did.
+    `logprobs` and `entropy` are the learner's, `values` the critic's; each is None when nothing needs it. `rejected` is
+    the record after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per
+    token. `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics` describe
+    what the tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
@@ -45,7 +45,7 @@ class BeforeUpdates:
     teacher_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     values: Float[Tensor, "N T"] | None
-    charges: Float[Tensor, "N T"]
+    kl_penalties: Float[Tensor, "N T"]
     rejected: Graded
     graded: Graded
     accepted_mask: Bool[Tensor, "N T"]
@@ -65,19 +65,19 @@ class Advantages:
 
 
 @dataclass
-class UpdateTally:
-    """Accumulates the results of one step's updates.
+class UpdateAccumulator:
+    """Accumulator of the results of one step's updates.
 
-    `version` is the number of updates before the step. `logprobs` are the learner's log-probs, in the first update,
-    of the tokens in `read_mask`. `sums` are over tokens in the loss of all updates, `first` of the first update only.
-    `in_loss` counts tokens in the losses, including rows that were skipped in the forward pass. `touched` are tokens
+    `version` is the number of updates before the step. `logprobs` are the learner's log-probs, in the first update, of
+    the tokens in `logprob_mask`. `sums` are over tokens in the loss of all updates, `first` of the first update only.
+    `in_loss` counts tokens in the losses, including rows that were skipped in the forward pass. `affected` are tokens
     that the surrogate changed in any update. `loss_scale` is the factor on the loss; None if the precision needs none.
     """
 
     version: int
     logprobs: Float[Tensor, "N T"]
-    read_mask: Bool[Tensor, "N T"]
-    touched: Bool[Tensor, "N T"]
+    logprob_mask: Bool[Tensor, "N T"]
+    affected: Bool[Tensor, "N T"]
     losses: list[float] = field(default_factory=list)
     reports: list[UpdateReport] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
@@ -89,20 +89,20 @@ class UpdateTally:
     loss_scale: float | None = None
 
     @classmethod
-    def of(cls, inputs: StepInputs, version: int) -> UpdateTally:
-        """An empty tally for a step on `inputs`."""
+    def of(cls, inputs: StepInputs, version: int) -> UpdateAccumulator:
+        """An empty accumulator for a step on `inputs`."""
         nothing = torch.zeros_like(inputs.loss_mask)
         logprobs = torch.zeros_like(inputs.rollouts.sampler_logprobs)
         return cls(version, logprobs, nothing, torch.zeros_like(nothing))
 
-    def keep_touched(self, rows: Int[Tensor, "M"], touched: Bool[Tensor, "M T"]) -> None:
+    def note_affected(self, rows: Int[Tensor, "M"], affected: Bool[Tensor, "M T"]) -> None:
         """Record which tokens in `rows` of the rollouts the surrogate changed."""
-        self.touched[rows, : touched.shape[1]] |= touched
+        self.affected[rows, : affected.shape[1]] |= affected
 
-    def keep_reading(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
+    def note_logprobs(self, rows: Int[Tensor, "M"], logprobs: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> None:
         """Record the learner's log-probs in the first update, before its weights have changed."""
         where = (rows, slice(0, mask.shape[1]))
-        self.logprobs[where], self.read_mask[where] = logprobs.to(self.logprobs.dtype), mask
+        self.logprobs[where], self.logprob_mask[where] = logprobs.to(self.logprobs.dtype), mask
 
     def add_outputs(self, outputs: Sequence[LossOutput], tokens: int) -> float:
         """Add the microbatches of one update with `tokens` tokens in its loss; returns the update's loss."""
@@ -138,21 +138,21 @@ class UpdateTally:
             "train/k3_ref": "k3_ref",
             "train/kl_term": "kl_term",
             "train/entropy_term": "entropy_term",
-            "touched/importance": "importance_touched",
-            CLIP_FRACTION: "surrogate_touched",
+            "active_fraction/importance": "importance_active",
+            CLIP_FRACTION: "surrogate_active",
             UNLIKE_PPO: "unlike_ppo",
-            "touched/kl": "kl_touched",
-            "touched/entropy": "entropy_touched",
+            "active_fraction/kl": "kl_active",
+            "active_fraction/entropy": "entropy_active",
             "factor/surrogate": "surrogate_weight",
             "factor/correction": "correction_weight",
         }
         metrics |= {name: self.mean(key) for name, key in per_token.items() if key in self.sums}
         denominator = self.sums["weight"] / self.sums["weight_of_original"]
         # The learner has not changed yet, so any distance to the old policy comes from the old_policy axis.
-        metrics["touched/old_policy"] = self.first["drifted"] / self.first["tokens"]
-        metrics["touched/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
+        metrics["active_fraction/old_policy"] = self.first["drifted"] / self.first["tokens"]
+        metrics["active_fraction/denominator"] = float(abs(denominator - 1) > NEGLIGIBLE)
         return metrics | {
-            "train/read_share": self.sums["tokens"] / self.in_loss,
+            "train/scored_share": self.sums["tokens"] / self.in_loss,
             "factor/aggregation": self.sums["weight"] / number,
             "factor/denominator": denominator,
             "train/loss": sum(self.losses) / number,
@@ -162,7 +162,7 @@ class UpdateTally:
         }
 
 
-def read_policies(tricks: LogprobTricks, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
+def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, rollouts: Rollouts) -> BeforeUpdates:
     """Stage 7: run learner, reference and critic over the batch, then apply correction, rejection and reward KL.
 
     `filtered` is the batch's record after the group filter.
@@ -178,43 +178,58 @@ def read_policies(tricks: LogprobTricks, state: RunState, filtered: Graded, roll
             reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
     if state.teacher is not None:
         taught = state.teacher.logprobs(
-            rollouts, state.temperature, state.precision, state.microbatching, state.device, state.ledger
+            rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     if logprobs is not None:
         weights = tricks.correction(logprobs, sampler, sampled)
         accepted = tricks.rejection(logprobs, sampler, sampled)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
-    charges = tricks.kl.charges(old, reference, sampled)
-    graded = tricks.kl.shape(rejected, charges)
-    in_loss = sampled & accepted & graded.trained.flatten()[:, None] & state.policy_learns
+    kl_penalties = tricks.kl.token_penalties(old, reference, sampled)
+    graded = tricks.kl.shape(rejected, kl_penalties)
+    in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns
     chosen = in_loss if entropy is None else in_loss & tricks.entropy.keeps(entropy, sampled)
     if state.critic is not None:
-        values = state.critic.values(rollouts, state.ledger)
-    metrics |= touched_tokens(sampled, weights, accepted, in_loss, chosen)
+        values = state.critic.values(rollouts, state.account)
+    metrics |= token_fractions(sampled, weights, accepted, in_loss, chosen)
     if taught is not None and sampled.any():
         assert old is not None, "needs_logprobs has it computed"
         metrics["teacher/reverse_kl"] = float((old - taught)[sampled].double().mean())
     return BeforeUpdates(
-        logprobs, entropy, old, reference, taught, weights, values, charges, rejected, graded, accepted, chosen, metrics
+        logprobs,
+        entropy,
+        old,
+        reference,
+        taught,
+        weights,
+        values,
+        kl_penalties,
+        rejected,
+        graded,
+        accepted,
+        chosen,
+        metrics,
     )
 
 
-def touched_tokens(
+def token_fractions(
     sampled: Bool[Tensor, "N T"],
     weights: Float[Tensor, "N T"] | None,
     accepted: Bool[Tensor, "N T"],
     in_loss: Bool[Tensor, "N T"],
     loss_mask: Bool[Tensor, "N T"],
 ) -> dict[str, float]:
-    """The share of sampled tokens that the correction reweighted, and the share that the rejection removed.
+    """Active fractions of correction and rejection: shares of sampled tokens reweighted and removed.
 
     If the entropy trick removed tokens, also their share of the tokens that were in the loss before.
     """
     reweighted = 0.0 if weights is None else float(((weights[sampled] - 1).abs() > NEGLIGIBLE).double().mean())
-    metrics = {"touched/correction": reweighted, "touched/rejection": float((~accepted[sampled]).double().mean())}
+    metrics = {
+        "active_fraction/correction": reweighted,
+        "active_fraction/rejection": float((~accepted[sampled]).double().mean()),
+    }
     if not torch.equal(in_loss, loss_mask):
-        metrics["touched/entropy"] = float((~loss_mask[in_loss]).double().mean())
+        metrics["active_fraction/entropy"] = float((~loss_mask[in_loss]).double().mean())
     return metrics
 
 
@@ -222,7 +237,7 @@ def estimate_advantages(
     baseline: Baseline, scale: Scale, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
 ) -> Advantages:
     """Stage 8: advantages by baseline and scale; baselines that generate use `continuations`."""
-    earned = rewards_by_token(before.graded.reward, before.charges, rollouts.sampled_mask)
+    earned = rewards_by_token(before.graded.reward, before.kl_penalties, rollouts.sampled_mask)
     centred = baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
     accepted = rollouts.sampled_mask & before.accepted_mask
     return Advantages(centred, scaled(baseline, scale, centred, before.graded, accepted))
@@ -235,7 +250,7 @@ def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, ac
     """
     if not baseline.per_token:
         return scale(centred, graded)
-    return scale.of_tokens(centred, accepted & graded.counted.flatten()[:, None], graded)
+    return scale.of_tokens(centred, accepted & graded.in_statistics.flatten()[:, None], graded)
 
 
 def make_inputs(
@@ -252,10 +267,10 @@ def make_inputs(
 
 def train_on(
     settings: UpdateSettings, state: RunState, inputs: StepInputs, before: BeforeUpdates, advantages: Advantages
-) -> UpdateTally:
+) -> UpdateAccumulator:
     """Stage 10: all optimiser steps of policy and critic on one batch."""
-    rollouts, step = inputs.rollouts, state.ledger.steps
-    tally = UpdateTally.of(inputs, state.updates)
+    rollouts, step = inputs.rollouts, state.account.steps
+    accumulator = UpdateAccumulator.of(inputs, state.updates)
     updates, loss = settings.updates, settings.loss
     updates.begin(state.optimizer)
     with doing("", updates.number, "updates") as shown:
@@ -265,22 +280,24 @@ def train_on(
                 not settings.reads_microbatches,
             )  # fmt: skip
             noise = mark_noise(loss.surrogate, updates, rollouts, settings.seed, step, number)
-            update(settings, state, marked(loss, state, batches, noise), tokens_in_loss(inputs, part), tally)
+            update(settings, state, marked(loss, state, batches, noise), tokens_in_loss(inputs, part), accumulator)
     if state.critic is not None:
-        assert before.values is not None, "read_policies asks the critic"
-        learnt = rollouts.sampled_mask & before.graded.counted.flatten()[:, None]
+        assert before.values is not None, "compute_logprobs asks the critic"
+        learnt = rollouts.sampled_mask & before.graded.in_statistics.flatten()[:, None]
         targets = advantages.centred + before.values
-        tally.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.ledger)
+        accumulator.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.account)
     if before.logprobs is not None:  # these cover all sampled tokens, the first update only some of them
-        tally.logprobs, tally.read_mask = before.logprobs, rollouts.sampled_mask
-    check_last_sync(state, rollouts, tally.logprobs, tally.read_mask, tally.version, settings.agreement)
-    state.ledger.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
-    state.ledger.steps += 1
-    if tally.reports:
-        state.entropy_coef = loss.entropy.next_coef(state.entropy_coef, tally.mean("entropy"))
+        accumulator.logprobs, accumulator.logprob_mask = before.logprobs, rollouts.sampled_mask
+    check_last_sync(
+        state, rollouts, accumulator.logprobs, accumulator.logprob_mask, accumulator.version, settings.agreement
+    )
+    state.account.discarded_tokens += int((rollouts.sampled_mask & ~before.loss_mask).sum())
+    state.account.steps += 1
+    if accumulator.reports:
+        state.entropy_coef = loss.entropy.next_coef(state.entropy_coef, accumulator.mean("entropy"))
     if state.precision.scales_loss:
-        tally.loss_scale = state.loss_scale.get_scale()
-    return tally
+        accumulator.loss_scale = state.loss_scale.get_scale()
+    return accumulator
 
 
 def _batch_logprobs(
@@ -288,7 +305,7 @@ def _batch_logprobs(
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
     """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision."""
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
-    state.ledger.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
+    state.account.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
     return rollout_logprobs(
         model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy
     )
@@ -316,11 +333,13 @@ def marked(
     with torch.no_grad():
         own = [_read(state, batches[place], False, False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
-        state.ledger.forwarded(state.model_flops, *_sizes(batch))
+        state.account.forwarded(state.model_flops, *_sizes(batch))
     return mark_tokens(tricks, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
 
 
-def update(settings: UpdateSettings, state: RunState, batches: list[Batch], tokens: int, tally: UpdateTally) -> None:
+def update(
+    settings: UpdateSettings, state: RunState, batches: list[Batch], tokens: int, accumulator: UpdateAccumulator
+) -> None:
     """One optimiser step over its microbatches, with `tokens` tokens in the loss. Skipped without microbatches.
 
     `batches` are the step's, on the CPU; each rank computes some of them, and afterwards knows what all gave. A
@@ -329,7 +348,7 @@ def update(settings: UpdateSettings, state: RunState, batches: list[Batch], toke
     Raises FloatingPointError if the loss is NaN or infinite, before the optimiser step.
     """
     if not batches:
-        tally.skipped += 1
+        accumulator.skipped += 1
         return
     tricks, own, dealt = settings.loss, [], ranks.dealt(len(batches))
     with doing("", len(dealt), "microbatches") as shown:
@@ -338,23 +357,23 @@ def update(settings: UpdateSettings, state: RunState, batches: list[Batch], toke
             assert entropy is not None, "it was asked for"
             output = policy_loss(tricks, batch, logprobs, entropy)
             state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()
-            own.append((replace(output, loss=output.loss.detach()), None if tally.losses else logprobs.detach()))
+            own.append((replace(output, loss=output.loss.detach()), None if accumulator.losses else logprobs.detach()))
     passes = ranks.in_order(len(batches), on_cpu(own))
     for batch, (output, logprobs) in zip(batches, passes):
         if logprobs is not None:
-            tally.keep_reading(batch.rows, logprobs, batch.loss_mask)
-        tally.keep_touched(batch.rows, output.touched)
-        state.ledger.trained(state.model_flops, *_sizes(batch), 0)
+            accumulator.note_logprobs(batch.rows, logprobs, batch.loss_mask)
+        accumulator.note_affected(batch.rows, output.affected)
+        state.account.trained(state.model_flops, *_sizes(batch), 0)
     outputs = [output for output, _ in passes]
-    state.ledger.trained_tokens += tokens  # including rows that were skipped in the forward pass
-    loss = tally.add_outputs(outputs, tokens)
+    state.account.trained_tokens += tokens  # including rows that were skipped in the forward pass
+    loss = accumulator.add_outputs(outputs, tokens)
     if not torch.isfinite(torch.tensor(loss)):
         raise FloatingPointError(f"the loss is {loss} at update {state.updates}")
     if state.precision.scales_loss and _overflows(state):
-        tally.overflowed += 1
+        accumulator.overflowed += 1
         return
-    spent = state.ledger.spent(settings.budget)
-    tally.reports.append(settings.optimizer.step(state.optimizer, state.updates, spent))
+    spent = state.account.spent(settings.budget)
+    accumulator.reports.append(settings.optimizer.step(state.optimizer, state.updates, spent))
     state.updates += 1
 
 
@@ -394,5 +413,5 @@ def _read(
 
 
 def _sizes(batch: Batch) -> tuple[list[int], list[int]]:
-    """Prompt and response lengths of a microbatch's rows, for the ledger."""
+    """Prompt and response lengths of a microbatch's rows, for the account."""
     return list(map(len, batch.prompts)), batch.response_mask.sum(dim=1).tolist()

@@ -67,7 +67,7 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def adapted(model: nn.Module) -> bool:
-    """Whether the model has an adapter."""
+    """True if the model has an adapter."""
     return bool(_layers(model))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.distributed import ranks
 from grpo_lab.policy.batching import microbatch_rows, spread
 from grpo_lab.policy.logprobs import mask_lengths, token_values
@@ -121,7 +121,7 @@ class LiveCritic:
         return nn.ModuleDict({"head": self.head} | ({"trunk": self.trunk} if self.plan.owns_trunk else {}))
 
     @torch.no_grad()
-    def values(self, rollouts: Rollouts, ledger: Ledger) -> Float[Tensor, "N T"]:
+    def values(self, rollouts: Rollouts, account: ComputeAccount) -> Float[Tensor, "N T"]:
         """The value of the state before each sampled token, on the CPU; 0 elsewhere."""
         found = torch.zeros_like(rollouts.sampler_logprobs)
         groups = self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows))
@@ -130,7 +130,7 @@ class LiveCritic:
             if counts:
                 found[groups[place], : part.shape[1]] = part.to("cpu", found.dtype)
         for rows in groups:
-            ledger.forwarded(self.cost, *_sizes(rollouts, rows))
+            account.forwarded(self.cost, *_sizes(rollouts, rows))
         return ranks.added_up(found)
 
     def learn(
@@ -139,7 +139,7 @@ class LiveCritic:
         mask: Bool[Tensor, "N T"],
         old_values: Float[Tensor, "N T"],
         targets: Float[Tensor, "N T"],
-        ledger: Ledger,
+        account: ComputeAccount,
     ) -> dict[str, float]:
         """Fit the masked tokens' values to their targets and return the step's critic metrics.
 
@@ -166,7 +166,7 @@ class LiveCritic:
                 own.append((float(loss.detach()), int(clipped)))
             for chosen, (loss, clipped) in zip(groups, ranks.in_order(len(groups), own)):
                 fit.loss, fit.clipped = fit.loss + loss, fit.clipped + clipped
-                self._count(ledger, *_sizes(rollouts, chosen))
+                self._count(account, *_sizes(rollouts, chosen))
             fit.tokens += tokens
             if not math.isfinite(fit.loss):
                 raise FloatingPointError(f"the critic's loss is {fit.loss} at its update {self.updates}")
@@ -174,12 +174,12 @@ class LiveCritic:
             self.updates += 1
         return self._metrics(fit, old_values[mask].double(), targets[mask].double())
 
-    def _count(self, ledger: Ledger, prompts: list[int], lengths: list[int]) -> None:
+    def _count(self, account: ComputeAccount, prompts: list[int], lengths: list[int]) -> None:
         """Count the FLOPs of one pass with gradient; a trunk that gets no gradient counts as a forward pass."""
         if self.plan.owns_trunk:
-            ledger.trained(self.cost, prompts, lengths, 0)
+            account.trained(self.cost, prompts, lengths, 0)
         else:
-            ledger.forwarded(self.cost, prompts, lengths)
+            account.forwarded(self.cost, prompts, lengths)
 
     def _loss(
         self, values: Float[Tensor, "M T"], old: Tensor, targets: Tensor, mask: Bool[Tensor, "M T"]

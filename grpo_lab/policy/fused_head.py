@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 def can_fuse(head: nn.Linear) -> bool:
-    """Whether `fused_logprobs` computes what this head does: the product with its weight and nothing else."""
+    """True if `fused_logprobs` computes what this head does: the product with its weight and nothing else."""
     return type(head) is nn.Linear and head.bias is None
 
 
@@ -139,7 +139,7 @@ def _kernels(device: str, dtype: torch.dtype) -> tuple[Callable[..., Any], Calla
 
 
 def _probe(read: Callable[..., Any], put: Callable[..., Any], device: str, dtype: torch.dtype) -> Tensor:
-    """What both functions give for a few rows, as one tensor."""
+    """The outputs of both functions for a few rows, as one tensor."""
     logits = torch.linspace(-3, 3, 7 * 300, device=device).cos().mul(4).view(7, 300).to(dtype)
     targets = torch.arange(7, device=device)
     picked, total, entropy = read(logits, targets, 0.7)

@@ -53,7 +53,7 @@ def token_logprobs(
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """What a forward pass reads to give the log-probs of K masked tokens among M responses of T tokens.
+    """Inputs of a forward pass to compute the log-probs of K masked tokens among M responses of T tokens.
 
     `rows` and `columns` are the tokens' places in the mask, `targets` the tokens.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.types import Tensor
 
 _SHOWN = 4  # weights that a message names
@@ -99,10 +99,10 @@ def require_complete(folder: Path, loaded: Mapping[str, Any]) -> None:
     shapes = sorted(f"{name} {list(there)} instead of {list(due)}" for name, there, due in loaded["mismatched_keys"])
     kinds = {"missing": sorted(loaded["missing_keys"]), "unknown": sorted(loaded["unexpected_keys"])}
     kinds |= {"of another shape": shapes}
-    troubles = [f"{len(names)} {kind} ({_listed(names)})" for kind, names in kinds.items() if names]
-    if troubles:
+    problems = [f"{len(names)} {kind} ({_listed(names)})" for kind, names in kinds.items() if names]
+    if problems:
         raise ValueError(
-            f"the weights in {folder} are not those of its config.json: {'; '.join(troubles)}. Copy the whole folder "
+            f"the weights in {folder} are not those of its config.json: {'; '.join(problems)}. Copy the whole folder "
             "again, or give config.json the sizes (num_hidden_layers, vocab_size, ...) that the model was saved with"
         )
 

@@ -130,7 +130,7 @@ def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
 
 
 def with_rounded_weights(body: nn.Module, inputs: dict[str, Any]) -> Any:
-    """What `body` gives under autocast, its linear layers' weights rounded together before, and not one by one."""
+    """The output of `body` under autocast, its linear layers' weights rounded together before, and not one by one."""
     weights = {
         f"{name}.{key}": weight
         for name, module in body.named_modules() if type(module) is nn.Linear

@@ -256,17 +256,17 @@ def prepare(model: nn.Module) -> bool:
 
 
 def prepared(model: nn.Module) -> bool:
-    """Whether the model's attention handles packed rows."""
+    """True if the model's attention handles packed rows."""
     return _prepared.get(model, False)
 
 
 def uses_varlen(model: nn.Module, precision: Precision) -> bool:
-    """Whether the model's packed rows take the kernel for sequences of every length: half precision on a GPU."""
+    """True if the model's packed rows take the kernel for sequences of every length: half precision on a GPU."""
     return precision.rounds and _varlen.get(model, False)
 
 
 def _takes_varlen(model: PreTrainedModel) -> bool:
-    """Whether the kernel runs on this GPU with this model's heads and masks correctly: within 0.05 of separate rows."""
+    """True if the kernel runs on this GPU with this model's heads and masks correctly: within 0.05 of separate rows."""
     try:
         with torch.autocast(next(model.parameters()).device.type, torch.bfloat16):
             return _differs(model, True) <= 0.05

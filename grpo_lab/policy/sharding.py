@@ -98,7 +98,7 @@ class Trained:
 
     @property
     def begun(self) -> bool:
-        """Whether the optimiser has made an update, and so has a state."""
+        """True if the optimiser has made an update, and so has a state."""
         return bool(self.optimizer.state)
 
     def to_state(self) -> dict[str, Any]:

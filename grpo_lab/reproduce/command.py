@@ -10,12 +10,12 @@ from pathlib import Path
 
 from grpo_lab.reproduce.compare import Compared, compare_runs, last_step
 from grpo_lab.reproduce.record import Record, changed_code, check_inputs, check_repeatable, code_name, read_record
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.child import THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend, LocalProcess
+from grpo_lab.sweeps.progress_display import ProgressDisplay
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.run_reader import StepReader, has_ended
-from grpo_lab.tracking.whole import read_json
 
 _MODULE = "grpo_lab.reproduce.again"
 _GRACE_SECONDS = 60.0  # from Ctrl-C until it is killed
@@ -70,7 +70,7 @@ def _say_code(record: Record, steps: int | None, say: Say) -> None:
 
 
 def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
-    """Run it, to its end or until its log has so many steps. Raises ValueError if it gets neither so far."""
+    """Run it, to its end or until its log has that number of steps. Raises ValueError if it gets neither so far."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "base.json").exists():  # so that it is refused with another model or teacher than the first had
         shutil.copyfile(record.folder / "base.json", folder / "base.json")
@@ -80,8 +80,8 @@ def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
     processes = record.processes(steps)
     job = Job(title, words, folder, budget.axis.value, budget.amount, record.run.threads, False, processes)
     place = _Again(_threads(record), steps)
-    with Board("reproduce", 1, 0) as board:
-        (failure,) = run_jobs([job], place, _GRACE_SECONDS, board)
+    with ProgressDisplay("reproduce", 1, 0) as display:
+        (failure,) = run_jobs([job], place, _GRACE_SECONDS, display)
     if failure is not None and not place.reached:
         raise ValueError(f"the second run failed: {failure}")
 
@@ -113,7 +113,7 @@ class _Until(LocalProcess):
         self.place, self.steps = place, StepReader(folder)
 
     def poll(self) -> int | None:
-        """As for any cell; a look at the log on the way."""
+        """As for any run; a look at the log on the way."""
         enough = self.place.steps
         found = [] if enough is None or self.place.reached else self.steps.poll()
         if enough is not None and any(record.step >= enough for record in found):

@@ -30,9 +30,10 @@ import pandas as pd
 
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.run.checkpoint import complete
+from grpo_lab.tracking.checksums import MANIFEST, read_json
 from grpo_lab.tracking.provenance import COMPUTING
+from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
 from grpo_lab.tracking.run_reader import has_ended, read_steps
-from grpo_lab.tracking.whole import MANIFEST, read_json
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-3  # what rounding may make of a logged number
 _OF_ROUNDING = 1e-5  # and of mismatch/*, which measures rounding: the largest of many differences, each good to 1e-6
@@ -51,7 +52,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: a metric or a column of a table, from which step on, and by how much at most.
+    """A difference: a metric or a column of a table, its first step, and its largest size.
 
     `largest` is NaN where there is no number to subtract; `note` then says what differs. `rounds` says whether it is no
     more than rounding makes of such a number.
@@ -132,7 +133,7 @@ def _logs(there: Path, here: Path, most: int) -> Iterator[Difference]:
         for folder in (there, here)
     ]
     if alone := sorted(logs[0].keys() ^ logs[1].keys()):
-        where = "there alone" if alone[0] in logs[0] else "here alone"
+        where = "only there" if alone[0] in logs[0] else "only here"
         yield Difference("steps", alone[0], math.nan, False, f"{len(alone)} {where}")
     both = sorted(logs[0].keys() & logs[1].keys())
     names = {name for log in logs for step in both for name in log[step]}
@@ -141,7 +142,7 @@ def _logs(there: Path, here: Path, most: int) -> Iterator[Difference]:
         pairs = [(step, *(log[step].get(name) for log in logs)) for step in both]
         lacks = [step for step, *values in pairs if (values[0] is None) != (values[1] is None)]
         if lacks:
-            found.append(Difference(name, lacks[0], math.nan, False, "logged by one alone"))
+            found.append(Difference(name, lacks[0], math.nan, False, "logged by only one"))
             continue
         known = [(step, a, b) for step, a, b in pairs if a is not None and b is not None]
         if (difference := _numbers(name, *map(np.array, zip(*known)))) is not None:
@@ -183,7 +184,7 @@ def _tables(there: Path, here: Path, most: int) -> Iterator[Difference]:
             if step not in names[0] or step not in names[1]:
                 if kind == "rollouts":
                     continue
-                where = "there alone" if step in names[0] else "here alone"
+                where = "only there" if step in names[0] else "only here"
                 known.setdefault(kind, Difference(f"{kind} tables", step, math.nan, False, where))
                 continue
             paths = [found[step] for found in names]
@@ -204,7 +205,7 @@ def _steps_of(folder: Path, most: int) -> dict[int, Path]:
 
 def _frame(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
+        return pd.read_parquet(path).rename(columns=ROLLOUT_COLUMNS)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): {_COPY}, or delete it, which counts as a difference"
@@ -218,7 +219,7 @@ def _columns(kind: str, step: int, one: pd.DataFrame, other: pd.DataFrame) -> It
     for name in one.columns.union(other.columns, sort=False):
         what = f"{kind} {name}"
         if name not in one or name not in other:
-            yield Difference(what, step, math.nan, False, "of one alone")
+            yield Difference(what, step, math.nan, False, "of only one")
             continue
         left, right = one[name], other[name]
         numbers, others = _floats(left), _floats(right)
@@ -280,7 +281,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 
 
 def _elsewhere(there: Path, here: Path) -> tuple[list[tuple[str, str, str]], bool]:
-    """What differs in where and with what the two were computed, and whether that explains rounding."""
+    """Differences of machine and software between the two, and whether these explain rounding."""
     facts = [_facts(folder) for folder in (there, here)]
     names = list(dict.fromkeys([*facts[0], *facts[1]]))
     rows = [(name, facts[0].get(name, "-"), facts[1].get(name, "-")) for name in names]
@@ -309,6 +310,6 @@ def _facts(folder: Path) -> dict[str, str]:
     return {name: " and ".join(sorted(set(values))) for name, values in facts.items()}
 
 
-def _commit(stretch: Mapping[str, Any]) -> str:
-    dirty = f" with changes {(stretch['diff_sha256'] or '')[:8]}".rstrip() if stretch["dirty"] else ""
-    return f"{(stretch['commit'] or 'none')[:12]}{dirty}"
+def _commit(segment: Mapping[str, Any]) -> str:
+    dirty = f" with changes {(segment['diff_sha256'] or '')[:8]}".rstrip() if segment["dirty"] else ""
+    return f"{(segment['commit'] or 'none')[:12]}{dirty}"

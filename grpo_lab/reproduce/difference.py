@@ -12,10 +12,10 @@ from typing import Any
 
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.reproduce.compare import Compared, Difference, compare_runs, last_step
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.provenance import changed_files
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.run_reader import read_steps
-from grpo_lab.tracking.whole import read_json
 
 _COPY = "restore it from a copy"
 _OF_THE_PLACE = ("runs_dir", "cell.", "tracking.")  # where a run lies and is shown

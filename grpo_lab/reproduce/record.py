@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo_lab.budget.ledger import BudgetAxis
+from grpo_lab.budget.compute_account import BudgetAxis
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.config.run_config import RunConfig, options, slot_types, to_run, writable
 from grpo_lab.distributed.device import choose_device
@@ -22,9 +22,9 @@ from grpo_lab.run.prompts import check_prompts
 from grpo_lab.run.state import read_inputs
 from grpo_lab.run.training_problems import read_questions
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.mlflow_mirror import NoTracking
+from grpo_lab.tracking.checksums import CHECKSUM, check_finished, read_checksummed, read_json, read_yaml
+from grpo_lab.tracking.mlflow_exporter import NoTracking
 from grpo_lab.tracking.run_reader import has_ended
-from grpo_lab.tracking.whole import SEAL, check_finished, read_json, read_sealed, read_yaml
 
 _COPY = "restore it from a copy: without it the run cannot be repeated"
 _ASKS_A_SERVER = "Endpoint"
@@ -54,7 +54,7 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its own end."""
+        """True if it has come to its own end."""
         return has_ended(self.folder)
 
     def processes(self, steps: int | None) -> int:
@@ -87,8 +87,8 @@ def read_record(folder: Path) -> Record:
     if not (folder / "run.json").is_file():
         raise ValueError(f"{folder} holds no run: give a run's folder, such as runs/plain/seed=0")
     described = read_json(folder / "run.json", _COPY)
-    if SEAL in described:
-        described = read_sealed(folder / "run.json", _COPY)
+    if CHECKSUM in described:
+        described = read_checksummed(folder / "run.json", _COPY)
     if not {"identity", "stretches", "choices"} <= described.keys():
         raise ValueError(f"{folder} was run by an early version of grpo_lab, whose record does not name its code")
     if not (folder / "config.yaml").is_file():
@@ -116,17 +116,17 @@ def read_record(folder: Path) -> Record:
     return record
 
 
-def code_name(stretch: Mapping[str, Any]) -> str:
-    """The code of a stretch in words: its commit."""
-    if stretch.get("commit") is None:
+def code_name(segment: Mapping[str, Any]) -> str:
+    """The code of a segment in words: its commit."""
+    if segment.get("commit") is None:
         return "the version of grpo_lab that ran it"
-    return f"commit {stretch['commit'][:12]}" + (" with the source.diff beside run.json" if stretch["dirty"] else "")
+    return f"commit {segment['commit'][:12]}" + (" with the source.diff beside run.json" if segment["dirty"] else "")
 
 
 def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     """The values of config.yaml in nodes of the classes that run.json names; raises ValueError for an unknown one.
 
-    Where the run is stored is not the record's to say: no mirror, no sweep.
+    Where the run is stored is not the record's to say: no exporter, no sweep.
     """
     if not any(key.endswith(f".{CLASS}") for key in identity):
         raise ValueError("run.json names no classes")
@@ -160,8 +160,8 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
 def check_repeatable(record: Record, steps: int | None) -> list[str]:
     """Raise ValueError with the reason where a second run cannot be this one, before anything is loaded.
 
-    `steps`: compare so many first steps alone, also of a run that has not finished. Returns what its own check of a
-    finished run's files found that is no reason to refuse, such as a lost table.
+    `steps`: compare only that number of first steps, also of a run that has not finished. Returns what its own check of
+    a finished run's files found that is no reason to refuse, such as a lost table.
     """
     folder, run = record.folder, record.run
     if steps is not None and steps < 1:
@@ -195,7 +195,7 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
 
 
 def device_name(record: Record) -> str:
-    """What to ask for: as recorded, and where that was a choice of its own, the kind that it chose."""
+    """The device to use: as recorded, and where that was a choice of its own, the kind that it chose."""
     return record.device if record.run.device == "auto" else record.run.device
 
 
@@ -226,7 +226,7 @@ def check_inputs(record: Record) -> None:
             "Remedy: give back the weights that this folder had"
         )
     # Of training prompts, those that pass rates leave are not known yet.
-    parts = ["training", "evaluation"] if record.run.pass_rate.touches_nothing else ["evaluation"]
+    parts = ["training", "evaluation"] if record.run.pass_rate.is_no_op else ["evaluation"]
     try:
         questions = read_questions(record.run.question_settings)
         check_prompts(record.described, read_inputs(record.run, questions).prompts, parts)

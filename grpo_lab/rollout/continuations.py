@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import torch
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.rollout.grading import decode, grade, to_rollouts
 from grpo_lab.rollout.groups import GroupMaker
 from grpo_lab.tricks.baseline import State
 from grpo_lab.types import Bool, Completion, Float, NoiseKey, Request, Rollouts, Sampler, Tensor
 
 
-class Continuations:
+class PrefixRollouts:
     """Continues partial responses with the policy that generated the rollouts; implements `baseline.Estimator`.
 
-    Continuations use the training run's sampling parameters. Those of one state share its prefilled context. Their
+    PrefixRollouts use the training run's sampling parameters. Those of one state share its prefilled context. Their
     noise is a function of the step, the problem, the continuation's number and the token position. So two states of
     one problem use the same random numbers at the same positions.
     """
@@ -27,13 +27,13 @@ class Continuations:
         maker: GroupMaker,
         step_end: str,
         sampler: Sampler,
-        ledger: Ledger,
+        account: ComputeAccount,
         model_flops: ModelFlops,
         rollouts: Rollouts,
     ) -> None:
         self.maker, self.step_end, self.sampler = maker, step_end, sampler
-        self.ledger, self.model_flops = ledger, model_flops
-        self.rollouts, self.step = rollouts, ledger.steps
+        self.account, self.model_flops = account, model_flops
+        self.rollouts, self.step = rollouts, account.steps
 
     def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K S"]:
         """Shaped rewards of `samples` continuations of each of the K states, float64.
@@ -56,7 +56,7 @@ class Continuations:
         drawn = [len(completion.tokens) for completion in completions]
         contexts = [len(prompts[state.place]) + len(state.prefix) for state in states]
         ends = [drawn[place * samples : (place + 1) * samples] for place in range(len(states))]
-        self.ledger.estimated(self.model_flops, contexts, ends)
+        self.account.estimated(self.model_flops, contexts, ends)
         whole = [Completion.unsampled(r.prefix, end.stop).continued(end) for r, end in zip(requests, completions)]
         asked = [problems[state.place] for state in states]
         answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)

@@ -129,10 +129,10 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollo
 
 
 def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequence[NoiseKey]) -> Graded:
-    """The verifier outcome of each row and its reward; every row that could be graded is counted and trained.
+    """The verifier outcome of each row and its reward; a row that was graded is in the statistics and the loss.
 
     `keys` are those that the rows were sampled with. A grader that failed says nothing about the response: such a row
-    has outcome and reward 0, and is neither counted nor trained.
+    has outcome and reward 0, and is in neither.
     """
     finished = rollouts.finished.tolist()
     problems = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
@@ -153,8 +153,8 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
         lengths=to_groups(rollouts.lengths, rollouts.group_size),
         sampled_lengths=to_groups(rollouts.sampled_mask.sum(dim=1), rollouts.group_size),
         truncated=to_groups(~rollouts.finished, rollouts.group_size),
-        counted=graded,
-        trained=graded,
+        in_statistics=graded,
+        in_loss=graded,
         failed=~graded if reward.may_fail else None,
         target_length=None
         if None in lengths_asked_for

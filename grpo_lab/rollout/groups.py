@@ -60,7 +60,7 @@ class StartedGroup:
 
 @dataclass
 class Spent:
-    """Token counts of one call of the sampler, for the ledger and the cost model.
+    """Token counts of one call of the sampler, for the account and the cost model.
 
     `prompts` are prompt lengths [P]. `before` and `added` are response tokens that existed before the call and that
     the call added [P][G]; `injected` of the added ones were injected by a trick. `discarded` tokens were thrown away
@@ -178,7 +178,7 @@ class GroupMaker:
 
     def note(self, made: Groups, memory: Memory) -> None:
         """Add the results of graded groups to the run's memory."""
-        memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward, made.graded.counted)
+        memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward, made.graded.in_statistics)
         if self.reward.gathers:
             left = ranks.on_first(lambda: self.reward.learnt(made.rollouts.problems, self._by_group(made.texts)))
             memory.rubrics.update(zip(made.indices, left))

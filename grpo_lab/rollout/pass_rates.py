@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.stages import SamplingSettings
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.policy.model_folder import fingerprint
@@ -98,14 +98,14 @@ class Rates:
         """Wall time that measuring took, whenever that was."""
         return float(self.table["seconds"].sum())
 
-    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, ledger: Ledger) -> None:
+    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, account: ComputeAccount) -> None:
         """Count what was sampled, `max_rows` responses at once. None of it is ever trained on."""
         prompts, lengths = self.table["prompt_tokens"].tolist(), [list(map(int, row)) for row in self.table["lengths"]]
         injected = int(self.table["injected"].sum())
-        ledger.generated(cost, prompts, lengths, [[0] * len(row) for row in lengths], injected)
-        ledger.discarded_tokens += sum(map(sum, lengths)) - injected
+        account.generated(cost, prompts, lengths, [[0] * len(row) for row in lengths], injected)
+        account.discarded_tokens += sum(map(sum, lengths)) - injected
         decoding = cost_model.decoding([length for row in lengths for length in row], max_rows)
-        ledger.simulated_seconds += decoding + cost_model.reading(sum(prompts))
+        account.simulated_seconds += decoding + cost_model.reading(sum(prompts))
 
 
 def measure(

@@ -14,7 +14,7 @@ from typing import Any
 
 import transformers
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import QueueSettings
 from grpo_lab.engines.base import EngineSession, Stream, all_ended
@@ -89,7 +89,7 @@ class StreamQueue(RolloutQueue):
             ready_at=max(one.at for one in batch),
         )
         self.thrown, self.drawn, self.passed, self.read_again = [], 0, 0, []
-        taken.count(self.ledger, self.model_flops)
+        taken.count(self.account, self.model_flops)
         self._while_training(taken)
         return taken
 
@@ -105,7 +105,7 @@ class StreamQueue(RolloutQueue):
         """Start further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
         bound = self.wanted * (self.settings.schedule.ahead + 1)
-        progress = self.ledger.spent(self.settings.budget)
+        progress = self.account.spent(self.settings.budget)
         while len(self.growing) + len(self.ready) + self.in_training < bound:
             try:
                 index = self._draw(progress)
@@ -260,7 +260,7 @@ class SimulatedStream(StreamQueue):
         self.in_training = 0
         keeps = self.settings.schedule.keeps_cache
         if not keeps:
-            # Read again in the next step, which counts the time. The ledger counts each text, shared or not.
+            # Read again in the next step, which counts the time. The account counts each text, shared or not.
             self.read_again += self.stream.read_by_recomputing
         self.stream.update_weights(weights, version, keeps)
         began, pause = self.clock.learner, self.settings.cost_model.sync
@@ -319,7 +319,7 @@ def open_queue(
     session: EngineSession,
     tokenizer: transformers.PreTrainedTokenizerBase,
     problems: tuple[Problem, ...],
-    ledger: Ledger,
+    account: ComputeAccount,
     model_flops: ModelFlops,
 ) -> RolloutQueue:
     """The queue for the run's schedule and engine, over its training problems."""
@@ -330,4 +330,4 @@ def open_queue(
     )  # fmt: skip
     streaming = LiveStream if run.engine.overlaps else SimulatedStream
     kind = streaming if run.schedule.streams else BatchQueue
-    return kind(run.queue_settings, source, maker, session, ledger, model_flops)
+    return kind(run.queue_settings, source, maker, session, account, model_flops)

@@ -1,1 +1,1 @@
-"""What a run holds, records, saves and evaluates."""
+"""The state of a run, its records, checkpoints and evaluations."""

@@ -25,8 +25,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.distributed import ranks
 from grpo_lab.policy.adapters import save_whole
+from grpo_lab.tracking.checksums import MANIFEST, with_checksum
 from grpo_lab.tracking.files import RunFolderError, follow_umask, write_json
-from grpo_lab.tracking.whole import MANIFEST, sealed
 
 BEST = "best"  # a run's folder of the weights of its best evaluation
 SHARDS = "shards"  # a folder in a checkpoint of several ranks, in the format of torch.distributed.checkpoint
@@ -72,7 +72,7 @@ def save(
                 digests[path.relative_to(temporary).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
         manifest = {"run_key": run_key, "step": step, "log": log, "files": digests}
-        write_json(temporary / MANIFEST, sealed(manifest))
+        write_json(temporary / MANIFEST, with_checksum(manifest))
     except (torch.OutOfMemoryError, torch.AcceleratorError, torch.distributed.DistError):
         raise  # from gathering the weights, which no free disk space mends
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from grpo_lab.budget import device_estimate as budget
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.budget.device_estimate import GIB, MARGIN, MemoryEstimate, Microbatch, ModelSize, StepFlops
-from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.budget.model_shape import FP32, ModelShape
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LearnerSettings

@@ -291,7 +291,7 @@ def _graded(
 
 
 def _judged(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, grader: Grader) -> np.ndarray:
-    """What another grader gives each answer of the table: 0, 1 or NaN."""
+    """Another grader's result for each answer of the table: 0, 1 or NaN."""
     return grade(rollouts, table["text"].tolist(), grader, keys).verdict.flatten().numpy()
 
 

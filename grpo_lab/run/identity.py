@@ -14,10 +14,10 @@ from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.run_config import flat, is_volatile
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint, overlaps
+from grpo_lab.tracking.checksums import AFRESH, CHECKSUM, read_checksummed, read_json
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.renames import with_config_keys
-from grpo_lab.tracking.whole import AFRESH, SEAL, read_json, read_sealed
 
 CLASS = "class"
 
@@ -64,8 +64,8 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{path} is missing beside {left}: nothing says which run they are of; {AFRESH}")
         return {}
     before = read_json(path, AFRESH)
-    if SEAL in before or not (folder / "DONE").exists():  # earlier versions of grpo_lab wrote no digests
-        before = read_sealed(path, AFRESH)
+    if CHECKSUM in before or not (folder / "DONE").exists():  # earlier versions of grpo_lab wrote no digests
+        before = read_checksummed(path, AFRESH)
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = recorded_identity(before), json.loads(json.dumps(masked(dict(identity))))
@@ -152,15 +152,15 @@ def describe_run(
     prompts: Mapping[str, Any],
     environment: Mapping[str, Any],
     sweep: str | None,
-    stretches: Sequence[Mapping[str, Any]],
+    segments: Sequence[Mapping[str, Any]],
     ranks: Sequence[Mapping[str, int]],
     unread: Sequence[str],
 ) -> dict[str, Any]:
-    """The content of run.json: the run's identity and description, for the mirror and all readers of the folder.
+    """The content of run.json: the run's identity and description, for the exporter and all readers of the folder.
 
     `data` is what `data_fingerprint` gives, `trained_on` what filters left of the training split, `prompts` what the
     model reads. `sweep` is the folder of this run's sweep, relative to the run's folder.
-    `stretches` record which code computed the run, one entry for each change of code. `ranks` record how many processes
+    `segments` record which code computed the run, one entry for each change of code. `ranks` record how many processes
     computed it, one entry for each change of their number. `unread` are the keys of `config` and `choices` that the run
     never reads.
     """
@@ -183,7 +183,7 @@ def describe_run(
         "tracking": tracking,
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
-        "stretches": list(stretches),
+        "stretches": list(segments),
         "ranks": list(ranks),
         "sweep_folder": sweep,
         "warnings": list(warnings),

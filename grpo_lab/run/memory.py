@@ -30,7 +30,7 @@ class OutOfMemory(ValueError):
 
 @contextlib.contextmanager
 def remedied(stage: str) -> Iterator[None]:
-    """Raise OutOfMemory with a remedy where torch finds no memory, on a card or on the CPU, in this stage."""
+    """Raise OutOfMemory with a remedy where torch finds no memory, on a GPU or on the CPU, in this stage."""
     try:
         yield
     except RuntimeError as error:

@@ -11,8 +11,8 @@ Metrics = Mapping[str, float | int]
 
 
 def has_signal(metrics: Metrics) -> bool:
-    """Whether rewards, or a teacher, gave the loss of a step any gradient."""
-    return metrics.get("advantage/absolute", 0.0) > 0 or metrics.get("touched/teacher", 0.0) > 0
+    """True if rewards, or a teacher, gave the loss of a step any gradient."""
+    return metrics.get("advantage/absolute", 0.0) > 0 or metrics.get("active_fraction/teacher", 0.0) > 0
 
 
 def no_signal_text(steps: int, metrics: Metrics, max_tokens: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from grpo_lab.budget.ledger import Ledger
+from grpo_lab.budget.compute_account import ComputeAccount
 from grpo_lab.config.stages import RecordSettings
 from grpo_lab.distributed import ranks
 from grpo_lab.policy.batching import rollout_logprobs
@@ -28,12 +28,13 @@ from grpo_lab.run.no_signal import has_signal, no_signal_text
 from grpo_lab.run.state import RunState
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.activity import current, doing
-from grpo_lab.tracking.metrics import FURTHER_SUITES, GPU_PEAK, SUITES, check, is_touched
-from grpo_lab.tracking.mlflow_mirror import Tracking
+from grpo_lab.tracking.checksums import files_of, with_checksum
+from grpo_lab.tracking.metrics import FURTHER_SUITES, GPU_PEAK, SUITES, check, is_active_fraction
+from grpo_lab.tracking.mlflow_exporter import Tracking
 from grpo_lab.tracking.progress import RunProgress, Unshown, describe_stages
+from grpo_lab.tracking.renames import with_metric_names
 from grpo_lab.tracking.run_log import RunLog, UnwrittenLog
 from grpo_lab.tracking.run_reader import STOP, STOPPED, parse_line, saved_step
-from grpo_lab.tracking.whole import files_of, sealed
 from grpo_lab.types import Exhausted, Float, Rollouts, Tensor
 
 _MAX_IDLE_STEPS = 100
@@ -45,7 +46,7 @@ _STAGES = {
 
 @dataclass
 class Clock:
-    """Wall time of the stages of one step; it goes only to timing.jsonl and the ledger.
+    """Wall time of the stages of one step; it goes only to timing.jsonl and the account.
 
     A stage that runs out of memory raises OutOfMemory.
     """
@@ -71,7 +72,7 @@ class Recorder:
     log: RunLog | UnwrittenLog
     progress: RunProgress | Unshown
     run_key: str
-    touched: dict[str, float] = field(default_factory=dict)
+    active: dict[str, float] = field(default_factory=dict)
     seconds_logging: float = 0.0  # of the previous step: a line cannot hold the time of its own writing
     steps_without_update: int = 0
     steps_without_signal: int = 0
@@ -90,17 +91,17 @@ class Recorder:
         rollouts: Callable[[], pd.DataFrame] | None = None,
         sampled_by: int | None = None,
     ) -> None:
-        """Log the step that the ledger counts as the latest.
+        """Log the step that the account counts as the latest.
 
         `rollouts` makes its table, and `sampled_by` is the version of the weights that sampled its batch.
         """
-        settings, ledger, step = self.settings, state.ledger, state.ledger.steps
+        settings, account, step = self.settings, state.account, state.account.steps
         # All ranks go by one clock, since a budget may end by it.
-        ledger.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
-        before, self.spent = self.spent, ledger.spent(settings.budget)
+        account.device_seconds += ranks.from_first(sum(clock.seconds.values())) * ranks.number()
+        before, self.spent = self.spent, account.spent(settings.budget)
         if rollouts is not None and table_is_due(settings.rollouts_every, step, before, self.spent):
             self.log.write_table("rollouts", step, rollouts())
-        numbers, speed = {**metrics, **state.start.touched, **state.training.touched}, {}
+        numbers, speed = {**metrics, **state.start.active, **state.training.active}, {}
         if "generate" in clock.seconds:
             generated = numbers["rollout/length"] * numbers["rollout/groups"] * settings.group_size
             speed["time/tokens_per_second"] = generated / sum(clock.seconds.values())
@@ -110,7 +111,7 @@ class Recorder:
         """Evaluate and log the step that a checkpoint holds without its evaluation, if it does."""
         if self.unfinished is not None:
             left, self.unfinished = self.unfinished, None
-            clock = Clock(state.ledger.steps, left["seconds"])
+            clock = Clock(state.account.steps, left["seconds"])
             self._finish(state, queue, clock, left["numbers"], left["speed"], left["sampled_by"])
             # The checkpoint that there is has the digest of a log without this step.
             self.save(state, queue, self.log.folder / "checkpoints")
@@ -125,8 +126,8 @@ class Recorder:
         sampled_by: int | None,
     ) -> None:
         """Evaluate, log, save and show the latest step. Raises KeyboardInterrupt once a signal has asked for it."""
-        settings, ledger, step = self.settings, state.ledger, state.ledger.steps
-        share, checkpoints = ledger.spent(settings.budget), self.log.folder / "checkpoints"
+        settings, account, step = self.settings, state.account, state.account.steps
+        share, checkpoints = account.spent(settings.budget), self.log.folder / "checkpoints"
         if step % settings.evaluation.every == 0 or share >= 1:
             try:
                 with clock("evaluate"), _left_by_a_signal():
@@ -144,17 +145,17 @@ class Recorder:
                 raise
             numbers = numbers | accuracies
         for name, value in numbers.items():
-            if is_touched(name):
-                self.touched[name] = max(self.touched.get(name, 0.0), value)
+            if is_active_fraction(name):
+                self.active[name] = max(self.active.get(name, 0.0), value)
         idle = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
         self.steps_without_update = self.steps_without_update + 1 if idle else 0
         if step:
             self._warn_without_signal(step, numbers)
-        numbers |= ledger.metrics()
+        numbers |= account.metrics()
         timing = {f"time/{stage}": seconds for stage, seconds in clock.seconds.items()}
         timing |= speed | {"time/log": self.seconds_logging}
         started = time.perf_counter()
-        timing["budget/device_seconds"] = ledger.device_seconds
+        timing["budget/device_seconds"] = account.device_seconds
         if state.device.type == "cuda":
             timing[GPU_PEAK] = torch.cuda.max_memory_reserved(state.device) / 2**30
         self.log.write_step(step, check(numbers), check(timing))
@@ -174,7 +175,7 @@ class Recorder:
 
     def _keep_best(self, state: RunState, numbers: Mapping[str, float]) -> None:
         """Save the weights if `checkpoint.best` is higher than in all evaluations before; not those it began with."""
-        metric, step = self.settings.best_metric, state.ledger.steps
+        metric, step = self.settings.best_metric, state.account.steps
         if metric is None or metric not in numbers:
             return
         value = ranks.from_first(numbers[metric])
@@ -192,7 +193,7 @@ class Recorder:
         """Evaluate the learner's weights, and those that sampled the batch if they are older and kept."""
         settings = self.settings
         suites = state.suites if ends else state.suites_between
-        if state.ledger.steps == 0:
+        if state.account.steps == 0:
             suites = [*suites, *sharpened(suites, settings.evaluation.sharpened)]
         ask = partial(
             evaluate, session=state.session, tokenizer=state.tokenizer, template=settings.template,
@@ -252,7 +253,7 @@ class Recorder:
 
     def from_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what `save` put into a checkpoint."""
-        self.touched |= saved["touched"]
+        self.active |= with_metric_names(saved.get("active") or saved.get("touched", {}))
         self.steps_without_update = saved["steps_without_update"]
         self.unfinished = saved.get("unfinished")
         self.steps_without_signal, self.warnings = saved.get("without_signal", 0), saved.get("warnings", [])
@@ -265,10 +266,10 @@ class Recorder:
         if not self.settings.reference_changes:
             shards.pop("reference", None)
         saved = state.to_state(stamp["bytes"], self.settings.reference_changes, shards) | {"queue": queue.to_state()}
-        saved |= {"touched": dict(self.touched), "steps_without_update": self.steps_without_update}
+        saved |= {"active": dict(self.active), "steps_without_update": self.steps_without_update}
         saved |= {"unfinished": self.unfinished, "without_signal": self.steps_without_signal}
         saved |= {"warnings": list(self.warnings), "spent": self.spent, "best": dict(self.best)}
-        step = state.ledger.steps
+        step = state.account.steps
         with doing(f"saving the checkpoint of step {step}"):
             folder = checkpoint.save(root, step, state.learner, state.tokenizer, saved, self.run_key, stamp, shards)
             if ranks.is_first():
@@ -289,7 +290,7 @@ _TABLES = 10  # of rollouts, evenly over the budget
 
 
 def table_is_due(every: int | None, step: int, before: float, after: float) -> bool:
-    """Whether this step's rollouts are kept, where it took the spent share of the budget from `before` to `after`.
+    """True if this step's rollouts are kept, where it took the spent share of the budget from `before` to `after`.
 
     The first step's and the last step's always are; between them each `every`-th from the first on, or without
     `every` those of the steps that spend another tenth of the budget.
@@ -300,15 +301,15 @@ def table_is_due(every: int | None, step: int, before: float, after: float) -> b
 
 
 @contextlib.contextmanager
-def mirrored(tracking: Tracking, folder: Path) -> Iterator[None]:
-    """Mirror the folder during the run. Enter it first: it must end after DONE or error.txt has been written."""
-    mirror = tracking.mirror(folder)
-    mirror.start()
+def exported(tracking: Tracking, folder: Path) -> Iterator[None]:
+    """Export the folder during the run. Enter it first: it must end after DONE or error.txt has been written."""
+    exporter = tracking.exporter(folder)
+    exporter.start()
     try:
         yield
     finally:
         with doing("sending the rest to the tracker"):
-            mirror.stop()
+            exporter.stop()
 
 
 @contextlib.contextmanager
@@ -358,13 +359,13 @@ def _signals_unheard() -> Iterator[None]:
 
 def summarise(
     log: RunLog,
-    ledger: Ledger,
-    inert: Sequence[str],
+    account: ComputeAccount,
+    no_ops: Sequence[str],
     described: Mapping[str, Any],
     warnings: Sequence[str],
     best: str | None,
 ) -> dict[str, Any]:
-    """The content of DONE: first, best and last evaluation, cost, inert axes, and tables that are lost.
+    """The content of DONE: first, best and last evaluation, cost, axes that were no-ops, and tables that are lost.
 
     `described` is the run's run.json, `warnings` are those of its training, and `best` is the metric by which the best
     evaluation is chosen. `files` holds a digest of every file of the folder; the object is sealed with a digest of
@@ -378,20 +379,20 @@ def summarise(
     stamp = log.stamp()
     summary = {
         "run_key": described["run_key"],
-        "steps": ledger.steps,
+        "steps": account.steps,
         "first": evaluations[0],
         "last": evaluations[-1],
         "best": _best(best, rated) if best is not None and rated else {},
         "ungraded": max(_shares_ungraded(lines), default=0.0),
         "fell": _fallen(lines),
-        "budget": ledger.metrics(),
-        "inert": list(inert),
+        "budget": account.metrics(),
+        "no_ops": list(no_ops),
         "warnings": [*described["warnings"], *warnings],
         "stretches": described["stretches"],
         "lost": log.lost_tables(),
         "files": files_of(log.folder, {"metrics.jsonl": stamp["sha256"], **stamp["tables"]}),
     }
-    return sealed(summary)
+    return with_checksum(summary)
 
 
 def _best(metric: str, rated: Sequence[tuple[int, float]]) -> dict[str, Any]:

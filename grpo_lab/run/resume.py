@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_lab.run import checkpoint
 from grpo_lab.tracking import provenance
+from grpo_lab.tracking.checksums import AFRESH, check_manifest, damage_of
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.whole import AFRESH, check_manifest, trouble_with
 
 
 @dataclass(frozen=True)
@@ -18,29 +18,29 @@ class Beginning:
     """Where a run starts or resumes.
 
     `checkpoint` is the folder to load, None for the base model. `tables` are the digests of the tables that stay.
-    `stretches` record which code computed the steps that stay. `code` is today's code if it differs from theirs or is
+    `segments` record which code computed the steps that stay. `code` is today's code if it differs from theirs or is
     the run's first, else None. `said` are lines for the user.
     """
 
     checkpoint: Path | None
     step: int
     tables: Mapping[str, str]
-    stretches: Sequence[Mapping[str, Any]]
+    segments: Sequence[Mapping[str, Any]]
     code: Mapping[str, Any] | None
     said: Sequence[str]
 
-    def all_stretches(self, environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def all_segments(self, environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """For run.json: after which steps the code changed, and to what; the first entry is for step 0.
 
         `environment` is what provenance recorded for this attempt.
         """
         if self.code is None:
-            return list(self.stretches)
+            return list(self.segments)
         git = {name: (environment["git"] or {}).get(name) for name in ("commit", "dirty", "diff_sha256")}
-        return [*self.stretches, {"from_step": self.step, **self.code, **git}]
+        return [*self.segments, {"from_step": self.step, **self.code, **git}]
 
 
-def stretches_of_ranks(described: Mapping[str, Any], step: int, number: int) -> list[Mapping[str, int]]:
+def segments_of_ranks(described: Mapping[str, Any], step: int, number: int) -> list[Mapping[str, int]]:
     """For run.json: after which steps the number of processes changed, and to what; `step` is where it goes on.
 
     Sums are then rounded otherwise, so the bits of a run are those of its numbers of processes.
@@ -65,8 +65,8 @@ def find_beginning(
     for place in reversed(checkpoint.complete(folder / "checkpoints")):
         try:
             manifest = check_manifest(place, described.get("run_key", ""))
-            if trouble := log.differs(manifest["log"]):
-                raise ValueError(trouble)
+            if problem := log.differs(manifest["log"]):
+                raise ValueError(problem)
             break
         except ValueError as error:
             passed.append(str(error))
@@ -76,16 +76,16 @@ def find_beginning(
             raise ValueError(f"no checkpoint of this run can be used: {'; '.join(passed)}; {AFRESH}")
         said = [] if log.empty else [f"{folder} has no checkpoint: the run begins again, at step 0"]
         return Beginning(None, 0, {}, [], provenance.code(sources), said)
-    said = [f"{trouble}: an older checkpoint, {place.name}, is used" for trouble in passed]
+    said = [f"{problem}: an older checkpoint, {place.name}, is used" for problem in passed]
     for name, digest in manifest["log"]["tables"].items():
-        trouble = trouble_with(folder / name, digest)
-        if trouble is not None and name.startswith("eval/") and (folder / name).exists():
-            raise ValueError(f"{trouble}; restore it from a copy, or delete it, and DONE and the figures will say so")
-        said += [f"{trouble}: DONE and the figures will say so"] if trouble else []
+        problem = damage_of(folder / name, digest)
+        if problem is not None and name.startswith("eval/") and (folder / name).exists():
+            raise ValueError(f"{problem}; restore it from a copy, or delete it, and DONE and the figures will say so")
+        said += [f"{problem}: DONE and the figures will say so"] if problem else []
     # A step that was saved before its evaluation is computed in part by this code.
     step = min(manifest["step"], manifest["log"].get("step", manifest["step"]))
     # With a checkpoint of step 0, the evaluation before the first step stays.
-    kept = [stretch for stretch in described["stretches"] if stretch["from_step"] < max(step, 1)]
+    kept = [segment for segment in described["stretches"] if segment["from_step"] < max(step, 1)]
     code = provenance.code(sources)
     if changes := _changes(kept[-1], code):
         if not changed_code:
@@ -99,17 +99,17 @@ def find_beginning(
     return Beginning(place, step, manifest["log"]["tables"], kept, None, said)
 
 
-def _changes(stretch: Mapping[str, Any], code: Mapping[str, Any]) -> str:
-    """How the code of a stretch differs from today's, by package and source; "" if it is the same."""
-    there, now = stretch["packages"], code["packages"]
+def _changes(segment: Mapping[str, Any], code: Mapping[str, Any]) -> str:
+    """How the code of a segment differs from today's, by package and source; "" if it is the same."""
+    there, now = segment["packages"], code["packages"]
     names = sorted(name for name in there.keys() | now.keys() if there.get(name) != now.get(name))
     words = [f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names]
-    if stretch["sources"] != code["sources"]:
+    if segment["sources"] != code["sources"]:
         words.append("sources of grpo_lab or of plugins or reward functions differ")
     return ", ".join(words)
 
 
-def _called(stretch: Mapping[str, Any]) -> str:
-    if stretch["commit"] is None:
+def _called(segment: Mapping[str, Any]) -> str:
+    if segment["commit"] is None:
         return "the version of grpo_lab that began it"
-    return f"commit {stretch['commit'][:12]}" + (" (with changes)" if stretch["dirty"] else "")
+    return f"commit {segment['commit'][:12]}" + (" (with changes)" if segment["dirty"] else "")

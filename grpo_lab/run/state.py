@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits
 from grpo_lab.distributed import ranks
@@ -56,7 +56,7 @@ class RunState:
     are the learner without its adapter. `kept` are the weights of the latest syncs by version, if evaluation asks the
     weights that sampled a batch and the schedule lets them lag behind the learner.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
-    `ledger` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
+    `account` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
     outcome of each probe question so far. `log_position` is the log's size in bytes at the checkpoint.
     """
 
@@ -75,7 +75,7 @@ class RunState:
     session: EngineSession
     optimizer: torch.optim.Optimizer
     model_flops: ModelFlops
-    ledger: Ledger
+    account: ComputeAccount
     entropy_coef: float
     loss_scale: torch.amp.GradScaler
     precision: Precision
@@ -99,8 +99,8 @@ class RunState:
 
     @property
     def policy_learns(self) -> bool:
-        """Whether the current step trains the policy, and not only its critic."""
-        return self.critic is None or not self.critic.plan.policy_waits(self.ledger.steps)
+        """True if the current step trains the policy, and not only its critic."""
+        return self.critic is None or not self.critic.plan.policy_waits(self.account.steps)
 
     @torch.no_grad()
     def refresh_reference(self, share: float) -> None:
@@ -144,7 +144,7 @@ class RunState:
         self.session.update_weights(whole_weights(self.learner), self.updates)
 
     def probe_gap(self, answers: pd.DataFrame) -> float:
-        """Mean over probe questions of the best verifier outcome so far minus the accuracy now.
+        """Mean over probe questions of the best correctness so far minus the accuracy now.
 
         Over the questions that every evaluation asks.
         """
@@ -159,7 +159,7 @@ class RunState:
         return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
     def shards(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """What a checkpoint of several ranks keeps in shards; {} with one rank. `names`: to load these, on any number.
+        """The sharded part of a checkpoint of several ranks; {} with one rank. `names`: to load these, on any number.
 
         The optimisers, the critic, and the reference if it changes. The learner itself is saved whole, as a model.
         """
@@ -189,14 +189,14 @@ class RunState:
             self.reference.load_state_dict(held["reference"])
 
     def to_state(self, log_position: int, with_reference: bool, shards: Collection[str] = ()) -> dict[str, Any]:
-        """What a checkpoint saves beside the learner's weights; noise is counter-based and has no state.
+        """The content of a checkpoint beside the learner's weights; noise is counter-based and has no state.
 
         `shards` are the names of what is saved elsewhere, each rank its part.
         """
         reference = self.reference if with_reference and not shards else None
         return {
             "shards": sorted(shards),
-            "ledger": dict(vars(self.ledger)),
+            "ledger": dict(vars(self.account)),
             "updates": self.updates,
             "entropy_coef": self.entropy_coef,
             "optimizer": None if "optimizer" in shards else self.optimizer.state_dict(),
@@ -211,7 +211,7 @@ class RunState:
 
     def from_state(self, state: dict[str, Any]) -> None:
         """Restore what `to_state` returned, but for what is in shards; the learner's weights must be loaded already."""
-        self.ledger = Ledger(**state["ledger"])
+        self.account = ComputeAccount(**state["ledger"])
         self.updates = state["updates"]
         self.entropy_coef = state["entropy_coef"]
         self.log_position = state["log_position"]
@@ -371,7 +371,7 @@ def open_state(
         return placed(model, device).requires_grad_(False)
 
     def settled(model: PreTrainedModel, packs: bool) -> bool:
-        """Whether this model packs rows too. It is split over the ranks then, and was never whole on one of several."""
+        """True if this model packs rows too. It is split over the ranks then, and was never whole on one of several."""
         with layer_by_layer(model):
             packs = packs and packing.prepare(model)
         shard(model, run.learner_precision)
@@ -397,8 +397,8 @@ def open_state(
         )
         if run.gradient_checkpointing and critic.plan.owns_trunk:
             recompute_layers(critic.trunk)
-    ledger = replace(start.ledger)
-    training.charge(run.cost_model, run.engine.max_rows, model_flops, ledger)
+    account = replace(start.account)
+    training.charge(run.cost_model, run.engine.max_rows, model_flops, account)
     state = RunState(
         device=device,
         base=weights,
@@ -415,7 +415,7 @@ def open_state(
         session=divided(run.engine.open(folder, run.sampler_precision, device), run.engine.ranks_a_model),
         optimizer=run.optimizer.build(one for one in learner.parameters() if one.requires_grad),
         model_flops=model_flops,
-        ledger=ledger,
+        account=account,
         entropy_coef=run.entropy.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
         precision=run.learner_precision,

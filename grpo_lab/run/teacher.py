@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.checks import require
 from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.loading import Loading
@@ -36,11 +36,11 @@ class LiveTeacher:
         precision: Precision,
         microbatching: Microbatching,
         device: torch.device,
-        ledger: Ledger,
+        account: ComputeAccount,
     ) -> Float[Tensor, "N T"]:
-        """Its log-probs of the sampled tokens at the sampling temperature, 0 elsewhere; charged to `ledger`."""
+        """Its log-probs of the sampled tokens at the sampling temperature, 0 elsewhere; charged to `account`."""
         prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
-        ledger.forwarded(self.model_flops, prompts, rollouts.lengths.tolist())
+        account.forwarded(self.model_flops, prompts, rollouts.lengths.tolist())
         found, _ = rollout_logprobs(self.model, rollouts, temperature, precision, microbatching, device, False)
         return found
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel
-from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LengthLimits, QuestionSettings, SamplingSettings
@@ -30,11 +30,11 @@ from grpo_lab.types import Problem
 
 @dataclass(frozen=True)
 class TrainingProblems:
-    """What is trained on.
+    """The training problems and how they were chosen.
 
     `whole` is the number of problems of the training split. `dropped` counts those that left, by axis and reason, in
     the order in which the filters are applied. `rates` are what the base model was asked for it. `metrics` are logged
-    at step 0, `touched` at every step.
+    at step 0, `active` at every step.
     """
 
     problems: tuple[Problem, ...]
@@ -42,7 +42,7 @@ class TrainingProblems:
     dropped: Mapping[str, Mapping[str, int]]
     rates: tuple[Rates, ...]
     metrics: dict[str, float]
-    touched: dict[str, float]
+    active: dict[str, float]
 
     @property
     def clock(self) -> dict[str, float]:
@@ -50,10 +50,10 @@ class TrainingProblems:
         seconds = sum(rates.seconds for rates in self.rates)
         return {"pass_rate": seconds} if self.rates else {}
 
-    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, ledger: Ledger) -> None:
-        """Count in `ledger` what was sampled to measure pass rates, whenever that was."""
+    def charge(self, cost_model: CostModel, max_rows: int, cost: ModelFlops, account: ComputeAccount) -> None:
+        """Count in `account` what was sampled to measure pass rates, whenever that was."""
         for rates in self.rates:
-            rates.charge(cost_model, max_rows, cost, ledger)
+            rates.charge(cost_model, max_rows, cost, account)
 
     def record(self) -> dict[str, Any] | None:
         """For run.json: the number of problems trained on, a hash of them, what was dropped; None without filters."""
@@ -86,7 +86,7 @@ def read_questions(settings: QuestionSettings) -> TrainingProblems:
     """
     task, question_filter, number = settings.task, settings.question_filter, settings.problems_per_step
     whole = task.problems("train")
-    if question_filter.touches_nothing:
+    if question_filter.is_no_op:
         if task.mixture:
             _require_enough(number, task.mixture, "the task", whole, whole, {})
         return TrainingProblems(whole, len(whole), {}, (), {}, {})
@@ -94,9 +94,9 @@ def read_questions(settings: QuestionSettings) -> TrainingProblems:
     kept = tuple(problem for problem, reason in zip(whole, reasons) if not reason)
     dropped = dict(Counter(filter(None, reasons)).most_common())
     _require_enough(number, task.mixture, "question_filter", kept, whole, dropped)
-    touched = {"touched/question_filter": 1 - len(kept) / len(whole)}
+    active = {"active_fraction/question_filter": 1 - len(kept) / len(whole)}
     metrics = _counted("question_filter", dropped) | {"problems/trained": float(len(kept))}
-    return TrainingProblems(kept, len(whole), {"question_filter": dropped}, (), metrics, touched)
+    return TrainingProblems(kept, len(whole), {"question_filter": dropped}, (), metrics, active)
 
 
 def training_problems(
@@ -149,12 +149,12 @@ def training_problems(
     }
     return TrainingProblems(
         tuple(found), read.whole, {**read.dropped, "pass_rate": dropped}, tuple(measured), metrics,
-        read.touched | {"touched/pass_rate": (gone + changed) / len(read.problems)},
+        read.active | {"active_fraction/pass_rate": (gone + changed) / len(read.problems)},
     )  # fmt: skip
 
 
 def pass_rates_text(found: TrainingProblems) -> str:
-    """What was measured, for a terminal: a line for each number of right answers, what it cost, and where it is."""
+    """The pass rates for a terminal: a line for each number of right answers, the cost and the file."""
     lines = []
     for rates in found.rates:
         right = Counter(rates.right)

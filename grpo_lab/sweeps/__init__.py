@@ -1,1 +1,1 @@
-"""Sweeps: from an experiment's declaration to its cells, and the processes that run them."""
+"""Sweeps: from an experiment's declaration to its runs, and the processes that run them."""

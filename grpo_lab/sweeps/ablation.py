@@ -26,7 +26,7 @@ _AXIS = "sampled_tokens"  # on which arms are compared, as in a sweep without a 
 def exploratory(
     kind: str, additions: Sequence[str | Sequence[str]], arguments: Sequence[str], config: DictConfig
 ) -> tuple[dict[str, Any], list[str]]:
-    """The entries of a design, and the arguments that are left for its cells.
+    """The entries of a design, and the arguments that are left for its runs.
 
     `kind` is add or leave_one_out. Every addition is an arm, beside a control that has none; with leave_one_out every
     arm lacks one, and the control has all. Lists among the arguments are levels, at which every arm runs;

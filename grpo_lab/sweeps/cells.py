@@ -1,4 +1,4 @@
-"""From overrides to checked cells: expansion, composition, and all checks, before the sweep starts."""
+"""From overrides to checked runs: expansion, composition, and all checks, before the sweep starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from grpo_lab.tracking.run_reader import run_status
 from grpo_lab.tracking.sweep_record import CellRecord
 
 BASE = "model.base"
-STORE = "GRPO_LAB_TRACKING_URI"  # the environment variable in which cells get an address with a password
+STORE = "GRPO_LAB_TRACKING_URI"  # the environment variable in which runs get an address with a password
 Compose = Callable[[Sequence[str]], DictConfig]
 # Budgets that an option without effect still draws on: log-probs that nothing needs are computed all the same.
 _COSTS = frozenset({"flops", "simulated_seconds", "device_seconds"})
@@ -40,7 +40,7 @@ _IDENTITY = tuple(name for name in RunConfig.__dataclass_fields__ if name not in
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell before composition: its labels, and its overrides, one per key."""
+    """A run before composition: its labels, and its overrides, one per key."""
 
     arm: str
     level: str
@@ -61,10 +61,10 @@ class Cell:
     run: RunConfig
     folder: Path
     choices: Mapping[str, str] = field(default_factory=dict)  # slot -> option
-    same_as: str = ""  # the title of the cell whose run this is too
+    same_as: str = ""  # the title of the planned run that makes this one too
 
     def record(self) -> CellRecord:
-        """The cell's entry in its sweep's record."""
+        """The run's entry in its sweep's record."""
         folder = self.folder.relative_to(_absolute(self.run.runs_dir)).as_posix()
         return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder, self.same_as)
 
@@ -79,21 +79,21 @@ def key_of(override: str) -> str:
 
 
 def is_hidden(key: str) -> bool:
-    """Whether a key is in no sweep's name: it says where and how runs are computed, or which of several."""
+    """True if a key is in no sweep's name: it says where and how runs are computed, or which of several."""
     return is_volatile(key) or key.split(".")[0] in ("seed", "plugins", "hydra")
 
 
 def is_own(override: str) -> bool:
-    """Whether an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
+    """True if an override is for the sweep alone and not passed to its runs: `+experiments=`, `design.*`."""
     return key_of(override).split(".")[0].split("@")[0] in ("experiments", "design")
 
 
 def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
-    """Every cell of a design, or of the lists on a command line, ordered by seed.
+    """Every run of a design, or of the lists on a command line, ordered by seed.
 
-    With this order a sweep that is stopped early is still balanced, over bases too. `arguments` are Hydra overrides.
-    Those with several values multiply the design's levels, or without a design the arms. Seeds replace the design's,
-    and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
+    With this order a sweep that is stopped early is still balanced, over base models too. `arguments` are Hydra
+    overrides. Those with several values multiply the design's levels, or without a design the arms. Seeds replace the
+    design's, and all other overrides win over the design's. Raises ValueError for an override with a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides([word for word in arguments if not is_own(word)])
     choices = {override.get_key_element(): values_of(override) for override in parsed}
@@ -232,32 +232,32 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
             refusals.setdefault(said, plan.title)  # the same message for several seeds is reported once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
-        raise ValueError(f"no cell was started, because these cannot run:\n{listed}")
+        raise ValueError(f"no run was started, because these cannot run:\n{listed}")
     return cells
 
 
 def _refers_to_labels(config: DictConfig) -> bool:
-    """Whether another value of the configuration may follow from the seed, the base or the cell."""
+    """True if another value of the configuration may follow from the seed, the base or the run."""
     return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
 
 
 def _labelled(model: Model, config: DictConfig) -> dict[str, Any]:
-    """The fields of a run that differ between plans composed once: seed, cell, and the model with its base."""
+    """The fields of a run that differ between plans composed once: seed, run, and the model with its base."""
     model = replace(model, base=config.model.base) if hasattr(model, "base") else model
     return {"seed": config.seed, "cell": OmegaConf.to_object(config.cell), "model": model}
 
 
 def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
-    """The same cells; of those that are one run by construction the first keeps its folder and the others share it.
+    """The same runs; of those that are one run by construction the first keeps its folder and the others share it.
 
-    Cells are one run if they are equal but for options without effect, by the rules, and for labels: they train the
+    Runs are one run if they are equal but for options without effect, by the rules, and for labels: they train the
     same weights, up to rounding. Their costs may differ, so on a budget of costs (of the run, or `axis`, on which arms
-    are compared) only equal cells share. A cell whose own folder holds a run already keeps it. Raises ValueError for
-    two cells of one name.
+    are compared) only equal runs share. A run whose own folder holds a run already keeps it. Raises ValueError for
+    two runs of one name.
     """
     titles = [cell.plan.title for cell in cells]
     if twice := [title for title in titles if titles.count(title) > 1]:
-        raise ValueError(f"there are two cells {twice[0]}: remove one of the two")
+        raise ValueError(f"two runs are called {twice[0]}: remove one of them")
     known = [(cell, _what_it_is(cell, axis), run_status(cell.folder) != "new") for cell in cells]
     makers: dict[str, Cell] = {}
     for cell, what, _ in sorted(known, key=lambda entry: not entry[2]):
@@ -273,18 +273,18 @@ def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
 def _what_it_is(cell: Cell, axis: str) -> str:
     run = cell.run
     costs = _COSTS & {axis, run.budget.axis.value}
-    idle = set() if costs else _idle(cell)
+    idle = set() if costs else _no_op_axes(cell)
     fields = {name: "idle" if name in idle else getattr(run, name) for name in _IDENTITY}
     return repr((run.seed, fields))
 
 
-def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
+def refuse_no_op_arms(design: Design, cells: Sequence[Cell]) -> None:
     """Raise IncompatibleRun for an arm that at no level can differ from the control: its changes have no effect.
 
     In a single run this is a warning, since published recipes contain such tricks; in an ablation it is an error.
     """
     controls = {cell.plan.level: cell for cell in cells if cell.plan.arm == design.control}
-    pairs: dict[str, dict[str, tuple[Cell, Cell]]] = {}  # arm -> level -> cell and its control, of one seed
+    pairs: dict[str, dict[str, tuple[Cell, Cell]]] = {}  # arm -> level -> run and its control, of one seed
     for cell in cells:
         control = controls.get(cell.plan.level)
         if control is not None and cell.plan.arm != design.control:
@@ -302,7 +302,7 @@ def refuse_idle_arms(design: Design, cells: Sequence[Cell]) -> None:
             for axes, pair in zip(changed, levels.values())
             for one in pair
             for rule in broken_rules(one.run).warnings
-            if rule.idles and rule.axes[0] in axes
+            if rule.no_op and rule.axes[0] in axes
         ]
         raise IncompatibleRun(f"arm {arm} cannot differ from {design.control}:\n" + "\n".join(dict.fromkeys(reasons)))
 
@@ -312,18 +312,18 @@ def _changed(cell: Cell, control: Cell) -> list[str]:
 
 
 def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
-    """Whether some of these slots has an effect in the cell or in its control."""
-    return not set(changed) <= _idle(cell) & _idle(control)
+    """True if some of these slots has an effect in the run or in its control."""
+    return not set(changed) <= _no_op_axes(cell) & _no_op_axes(control)
 
 
-def _idle(cell: Cell) -> set[str]:
-    """Axes whose option has no effect in the cell's run: it is the off option, or a rule says so."""
-    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "touches_nothing", False)}
-    return off | broken_rules(cell.run).idle_axes
+def _no_op_axes(cell: Cell) -> set[str]:
+    """Axes whose option has no effect in the run: it is the off option, or a rule says so."""
+    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "is_no_op", False)}
+    return off | broken_rules(cell.run).no_op_axes
 
 
 def overrides_for(cell: Cell, sweep: str) -> list[str]:
-    """The command line that runs this cell on its own, labels included."""
+    """The command line that starts this run on its own, labels included."""
     said = {name: QuotedString(value, Quote.single) for name, value in labels(cell.plan, sweep).items()}
     quoted = [f"cell.{name}={value.with_quotes()}" for name, value in said.items()]
     return [*(_without_password(word, cell) for word in cell.plan.overrides), *quoted]
@@ -343,5 +343,5 @@ def _without_password(word: str, cell: Cell) -> str:
 
 
 def labels(plan: Plan, sweep: str) -> dict[str, str]:
-    """The fields of a cell's configuration that name its sweep, arm and level."""
+    """The fields of a run's configuration that name its sweep, arm and level."""
     return {"sweep": sweep, "arm": plan.arm, "level": plan.level}

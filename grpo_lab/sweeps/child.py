@@ -1,4 +1,4 @@
-"""A cell's process: how it is started, here or by a cluster, and that it ends together with what started it."""
+"""A run's process: how it is started, here or by a cluster, and that it ends together with what started it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # torchrun does not know Slurm's signal, and would die of it alone.
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 _LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0  # time for a run to finish its step, then to flush its mirror
+_PATIENCE_SECONDS = 10.0  # time for a run to finish its step, then to flush its exporter
 _of_a_sweep = False
 
 
 def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
-    """The command that runs these overrides, in so many processes that share the run."""
+    """The command that runs these overrides, in that number of processes, which share the run."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     shared = [*torchrun, f"--signals-to-handle={_SIGNALS}", "-m"] if processes > 1 else []
     return [sys.executable, "-m", *shared, module, *words]
@@ -46,7 +46,7 @@ def thread_limits(threads: int) -> dict[str, str]:
 
 
 def write_command(output: IO[bytes], command: Sequence[str]) -> None:
-    """Begin an attempt in a cell's output."""
+    """Begin an attempt in a run's output."""
     output.write(f"$ {shlex.join(masked(command))}\n".encode(errors="surrogateescape"))
     output.flush()
 
@@ -74,7 +74,7 @@ def open_cell(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only what started it, which interrupts its cells
+            start_new_session=True,  # Ctrl-C reaches only what started it, which interrupts its runs
             env={**os.environ, PARENT: str(os.getpid()), **thread_limits(threads), **further},
         )
 
@@ -86,7 +86,7 @@ def hear_signals() -> None:
 
 
 def follow_parent() -> None:
-    """In a cell's process: end by SIGINT when the sweep sends it, or when the sweep dies."""
+    """In a run's process: end by SIGINT when the sweep sends it, or when the sweep dies."""
     global _of_a_sweep
     parent = os.environ.pop(PARENT, None)
     _of_a_sweep = parent is not None

@@ -1,16 +1,16 @@
-"""What is left of a sweep is expected to cost: seconds, tokens and operations, from runs that were measured.
+"""Expected cost of the rest of a sweep: seconds, tokens and operations, from runs that were measured.
 
-A cell's cost is the mean over up to eight measured runs of the best source that there is, each scaled to the cell's
+A run's cost is the mean over up to eight measured runs of the best source that there is, each scaled to the run's
 budget. Sources, the best first:
 
-    the same arm            finished cells of the same arm and level of this sweep, of other seeds
-    other arms              finished cells of this sweep, of the same level if there are some
+    the same arm            finished runs of the same arm and level of this sweep, of other seeds
+    other arms              finished runs of this sweep, of the same level if there are some
     pilots                  finished pilots of this sweep, of the same arm if there are some; they evaluate briefly
     runs of the same model  finished runs in runs_dir with the same options of model and engine, on the same kind of
                             device; where the budget counts steps or prompts, with batches of the same size
 
-Scaled is by the budget's amount where both have a budget of one kind, else by what the run spent of the cell's kind.
-Seconds are those of stages, evaluation included, at the number of cells that then shared the machine. The start of a
+Scaled is by the budget's amount where both have a budget of one kind, else by what the run spent of the run's kind.
+Seconds are those of stages, evaluation included, at the number of runs that then shared the machine. The start of a
 process is not in them.
 """
 
@@ -27,22 +27,22 @@ from typing import Any
 
 from grpo_lab.distributed.device import device_kind
 from grpo_lab.sweeps.cells import Cell
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, read_steps, saved_spending, stage_seconds
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 _MOST = 8  # runs behind one number
 _LOOKED_AT = 100  # of the newest runs in a folder, for the last source
 _PER_BATCH = ("steps", "prompts")  # budgets of which a unit costs what the batch's size makes of it
 _BATCH = ("problems_per_step", "group_size")
 _SPENT = "budget/"
-NOT_MEASURED = "no run measured yet: run one cell, or the pilot"
+NOT_MEASURED = "no run measured yet: start one run, or the pilot"
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a finished run cost: seconds of its stages, and what it spent on each budget by name."""
+    """Cost of a finished run: seconds of its stages, and the amount of each budget by name."""
 
     seconds: float
     spent: Mapping[str, float]
@@ -50,7 +50,7 @@ class RunCost:
     amount: float
 
     def scale_to(self, cell: Cell) -> float:
-        """By how much more a cell's budget is; NaN where this run spent nothing of that kind."""
+        """By how much more a run's budget is; NaN where this run spent nothing of that kind."""
         budget = cell.run.budget
         if budget.axis.value == self.axis:
             return budget.amount / self.amount
@@ -60,7 +60,7 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left of one cell: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
+    """The rest of one run: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
 
     cell: Cell
     seconds: float
@@ -91,7 +91,7 @@ def measured(folder: Path) -> RunCost | None:
 
 
 def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> list[Estimate]:
-    """What is left of the cells of a sweep that are to run, in their order. `pilots` are the sweep's, run or not."""
+    """The rest of a sweep's runs, in their order. `pilots` are the sweep's, run or not."""
     sources = _Sources([cell for cell in cells if not cell.same_as], pilots, name, runs_dir)
     todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
     return [_estimate(cell, *sources.of(cell)) for cell in todo]
@@ -115,14 +115,14 @@ def _estimate(cell: Cell, runs: Sequence[RunCost], source: str) -> Estimate:
 
 
 class _Sources:
-    """Measured runs for cells; every folder is read at most once."""
+    """Measured runs to estimate from; every folder is read at most once."""
 
     def __init__(self, cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
         self._read: dict[Path, RunCost | None] = {}
         self._found: dict[tuple[Any, ...], tuple[list[RunCost], str]] = {}
         places = {(cell.plan.level, cell.plan.arm, cell.folder) for cell in cells}
-        if (sweep_folder(runs_dir, name) / FILE).exists():  # cells of other seeds than are asked for now
+        if (sweep_folder(runs_dir, name) / FILE).exists():  # runs of other seeds than are asked for now
             recorded = read_sweep(sweep_folder(runs_dir, name)).cells
             places |= {(cell.level, cell.arm, runs_dir / cell.folder) for cell in recorded}
         self._finished = [place for place in sorted(places) if has_ended(place[2])]
@@ -130,7 +130,7 @@ class _Sources:
         self._others: list[tuple[Path, dict[str, Any]]] | None = None
 
     def of(self, cell: Cell) -> tuple[list[RunCost], str]:
-        """The measured runs of the best source for a cell, and its name."""
+        """The measured runs of the best source for a run, and its name."""
         key = (cell.plan.level, cell.plan.arm, cell.run.budget.axis)
         if key not in self._found:
             self._found[key] = next(self._candidates(cell), ([], ""))
@@ -139,9 +139,9 @@ class _Sources:
     def _candidates(self, cell: Cell) -> Iterator[tuple[list[RunCost], str]]:
         level, arm = cell.plan.level, cell.plan.arm
         of_sweep = (
-            (self._finished, lambda at: at[:2] == (level, arm), "finished cells of the same arm"),
-            (self._finished, lambda at: at[0] == level, "finished cells of other arms"),
-            (self._finished, lambda at: True, "finished cells of other arms and levels"),
+            (self._finished, lambda at: at[:2] == (level, arm), "finished runs of the same arm"),
+            (self._finished, lambda at: at[0] == level, "finished runs of other arms"),
+            (self._finished, lambda at: True, "finished runs of other arms and levels"),
             (self._pilots, lambda at: at[:2] == (level, arm), "pilots of the same arm"),
             (self._pilots, lambda at: True, "pilots"),
         )
@@ -163,7 +163,7 @@ class _Sources:
         return runs
 
     def _alike(self, cell: Cell) -> Iterator[Path]:
-        """The newest finished runs with the cell's model, engine and device."""
+        """The newest finished runs with the run's model, engine and device."""
         if self._others is None:
             done = sorted(self._runs_dir.glob("*/seed=*/DONE"), key=lambda path: path.stat().st_mtime, reverse=True)
             self._others = []
@@ -184,7 +184,7 @@ class _Sources:
 
 
 def wall_seconds(seconds: Sequence[float], workers: int) -> float:
-    """How long cells take that start in this order, as many at once as there are workers."""
+    """How long runs take that start in this order, as many at once as there are workers."""
     ends = [0.0] * min(workers, max(1, len(seconds)))
     for one in seconds:
         heapq.heapreplace(ends, ends[0] + one)
@@ -192,7 +192,7 @@ def wall_seconds(seconds: Sequence[float], workers: int) -> float:
 
 
 def estimate_lines(found: Sequence[Estimate], workers: int) -> list[str]:
-    """What is left in all, and what that rests on."""
+    """Total of the rest, and the runs that it is estimated from."""
     if not found:
         return ["nothing is left to run"]
     known = [one for one in found if not math.isnan(one.seconds)]
@@ -201,11 +201,11 @@ def estimate_lines(found: Sequence[Estimate], workers: int) -> list[str]:
         seconds = [one.seconds for one in known]
         of = "" if len(known) == len(found) else f"{len(known)} of the "
         lines.append(
-            f"left to run: {of}{len(found)} cells take about {clock(wall_seconds(seconds, workers))} with {workers} at "
+            f"left to run: {of}{len(found)} runs take about {clock(wall_seconds(seconds, workers))} with {workers} at "
             f"once ({clock(sum(seconds))} one after another), without the start of each process"
         )
     else:
-        lines.append(f"left to run: {len(found)} cells; {NOT_MEASURED}")
+        lines.append(f"left to run: {len(found)} runs; {NOT_MEASURED}")
     amounts = (
         (sum(one.tokens for one in found), "sampled tokens"),
         (sum(one.flops for one in found), "floating point operations"),

@@ -1,8 +1,8 @@
-"""Cells forked from one process that has imported torch, transformers and mlflow, so that a sweep imports them once.
+"""Runs forked from one process that has imported torch, transformers and mlflow, so that a sweep imports them once.
 
-A forked cell is what a fresh interpreter would be: the server has trained nothing, drawn no random number and touched
+A forked run is what a fresh interpreter would be: the server has trained nothing, drawn no random number and touched
 no GPU. Where it would not be, because the code has changed on disk since or the run wants another number of threads,
-the cell starts an interpreter of its own. multiprocessing's fork server forks, and tells how a cell ended.
+the run starts an interpreter of its own. multiprocessing's fork server forks, and tells how a run ended.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from grpo_lab.sweeps.child import OUTPUT, PARENT, cell_command, thread_limits, write_command
 from grpo_lab.sweeps.jobs import Started
 
-_loaded_for: int | None = None  # the threads of the server's libraries, which are those of the first cell
+_loaded_for: int | None = None  # the threads of the server's libraries, which are those of the first run
 _SERVER_DIED = 255  # multiprocessing's exit status of a process whose server has died
 
 
 def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> Started:
     """Start the run of these overrides as `open_cell` does, forked. Raises OSError if it cannot.
 
-    The server starts with the first cell and ends with this process.
+    The server starts with the first run and ends with this process.
     """
     global _loaded_for
     _loaded_for = _loaded_for or threads
@@ -44,7 +44,7 @@ def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping
     try:
         process.start()
     except EOFError as error:
-        raise OSError("the process that forks cells has died") from error
+        raise OSError("the process that forks runs has died") from error
     return _Forked(process)
 
 
@@ -89,7 +89,7 @@ def _environment(changed: Mapping[str, str]) -> Iterator[None]:
 
 
 def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, str], same_threads: bool) -> None:
-    """In the forked process: become the cell, with its own session, output, environment and command line."""
+    """In the forked process: become the run, with its own session, output, environment and command line."""
     command = cell_command(words)
     with (folder / OUTPUT).open("ab") as output:  # before anything that can fail, so that it says why
         write_command(output, command)
@@ -98,9 +98,9 @@ def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, st
     from grpo_lab.sweeps import preload
     from grpo_lab.tracking.provenance import digest_of_sources
 
-    # A server ends when nobody holds this any more: with the sweep, whose end the cells notice by it.
+    # A server ends when nobody holds this any more: with the sweep, whose end the runs notice by it.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # pyright: ignore[reportAttributeAccessIssue]
-    os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its cells
+    os.setsid()  # Ctrl-C reaches only the sweep, which interrupts its runs
     with contextlib.suppress(ModuleNotFoundError):
         from setproctitle import setproctitle
 

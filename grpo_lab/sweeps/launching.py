@@ -13,26 +13,26 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device, planned_elsewhere
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Backend, Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend, gpu_share, slots
 from grpo_lab.sweeps.objective import objective
+from grpo_lab.sweeps.progress_display import ProgressDisplay
 from grpo_lab.tracking.progress import clock
 
 
 class CellLauncher(ABC):
     """The work of a launcher.
 
-    `grace_seconds`: from Ctrl-C until cells that have not ended are killed. `silent_minutes`: after so long without a
-    word a cell hangs and is ended; None waits for ever. `processes`: how many share one run, started by torchrun.
-    `elsewhere`: whether cells run on other machines than the sweep.
+    `grace_seconds`: from Ctrl-C until runs that have not ended are killed. `silent_minutes`: after so long without a
+    word a run hangs and is ended; None waits for ever. `processes`: how many share one run, started by torchrun.
+    `elsewhere`: True if runs execute on other machines than the sweep.
     """
 
     elsewhere: ClassVar[bool] = False
 
     def __init__(self, grace_seconds: float, silent_minutes: float | None, processes: int = 1) -> None:
-        require_at_least_one("processes", processes, "so many share one run")
+        require_at_least_one("processes", processes, "the number of processes that share one run")
         if silent_minutes is not None and silent_minutes <= 0:
             raise ValueError(
                 f"hydra.launcher.silent_minutes must be above 0, got {silent_minutes}: null waits for ever"
@@ -47,7 +47,7 @@ class CellLauncher(ABC):
 
     @abstractmethod
     def workers_for(self, cells: Sequence[Cell]) -> int:
-        """How many of these cells run at once, as far as the settings say."""
+        """Maximum concurrent runs of these, as far as the settings say."""
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class CellLauncher(ABC):
             yield
 
     def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
-        """Set the cells of the next `launch`, so that they need not be composed again."""
+        """Set the runs of the next `launch`, so that they need not be composed again."""
         self.expected = (name, cells, finished)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
@@ -64,7 +64,7 @@ class CellLauncher(ABC):
         with self.planned():
             name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
         ours, self.expected = self.expected is not None, None
-        # Settings of the sweep stay here; others, such as a search path or a log level, go to the cells.
+        # Settings of the sweep stay here; others, such as a search path or a log level, go to the runs.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
         told = [[*words, *passed_on] for words in job_overrides]
@@ -72,10 +72,10 @@ class CellLauncher(ABC):
         began = time.monotonic()
         with (
             contextlib.closing(self.backend(name, jobs, cells)) as backend,
-            Board(name, len(jobs) + finished, finished) as board,
+            ProgressDisplay(name, len(jobs) + finished, finished) as display,
         ):
-            failures = run_jobs(jobs, backend, self.grace_seconds, board, self.silent_seconds)
-            board.say(f"{name}: {board.summary()} after {clock(time.monotonic() - began)}")
+            failures = run_jobs(jobs, backend, self.grace_seconds, display, self.silent_seconds)
+            display.say(f"{name}: {display.summary()} after {clock(time.monotonic() - began)}")
         # Another sweeper, which may search, is told what each run is worth.
         worth = [None if ours or failure else _objective(cell) for cell, failure in zip(cells, failures)]
         return [_returned(*job) for job in zip(job_overrides, failures, worth)]
@@ -125,7 +125,7 @@ def require_gpus_for(processes: int, gpus: float | int) -> None:
 
 
 def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
-    """The cells of jobs from another sweeper."""
+    """The runs of jobs from another sweeper."""
     return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
 
 

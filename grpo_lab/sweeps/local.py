@@ -1,7 +1,7 @@
-"""Cells as processes of this machine: one per run, or several that share it, a few runs at a time, on fixed slots.
+"""Runs as processes of this machine: one per run, or several that share it, a few runs at a time, on fixed slots.
 
-A process of its own makes a cell the same run as one started by hand: no random state, CUDA context or engine is left
-over from an earlier cell.
+A process of its own makes a run the same run as one started by hand: no random state, CUDA context or engine is left
+over from an earlier run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LocalBackend(Backend):
 
 
 class LocalProcess(Started):
-    """A cell's process here."""
+    """A run's process here."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process

@@ -9,7 +9,7 @@ from grpo_lab.tracking.run_reader import has_ended, read_steps, run_status
 
 
 def has_settled(folder: Path) -> bool:
-    """Whether another attempt at a run would end alike: it has ended, or stopped on a loss that was not finite."""
+    """True if another attempt at a run would end alike: it has ended, or stopped on a loss that was not finite."""
     return has_ended(folder) or _said(folder).startswith("FloatingPointError")
 
 

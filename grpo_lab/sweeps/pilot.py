@@ -1,6 +1,6 @@
-"""The pilot of a sweep: short runs that tell, before its first cell starts, whether tricks act as required.
+"""The pilot of a sweep: short runs that tell, before its first run starts, whether tricks act as required.
 
-Pilots lie in `<runs_dir>/pilots/<code>/`, recorded there under the sweep's name, and are no cells of it. `<code>` is a
+Pilots lie in `<runs_dir>/pilots/<code>/`, recorded there under the sweep's name, and are no runs of it. `<code>` is a
 digest of the code that they ran: with the same code and declaration they are finished, and made only once.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from grpo_lab.analysis.effects.acted import Action, actions
+from grpo_lab.analysis.effects.manipulation_checks import ManipulationCheck, manipulation_checks
 from grpo_lab.analysis.effects.speed import impossible_gains
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
@@ -87,12 +87,12 @@ def _code() -> str:
 
 def run_pilot(
     cells: Sequence[Cell], name: str, design: Design, declared: Mapping[str, Any], start: Start
-) -> list[Action]:
+) -> list[ManipulationCheck]:
     """Run the unfinished pilots and return what they measured of every requirement.
 
     Raises ValueError where the control ends within the margin of the ceiling of a predicted gain: it cannot win.
 
-    `start` runs cells. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
+    `start` executes runs. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
     another pilot did not finish.
     """
     todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
@@ -118,19 +118,19 @@ def run_pilot(
     data = load_sweep(runs_dir, name)
     if len(data.counted) < len(data.runs):
         what = "was stopped" if any(was_stopped(cell.folder) for cell in cells) else "failed"
-        raise ValueError(f"no cell was started, because a pilot {what} (see {runs_dir}); the same command tries again")
+        raise ValueError(f"no run was started, because a pilot {what} (see {runs_dir}); the same command tries again")
     if impossible := impossible_gains(design, final_values(data)):
         raise ValueError(
             f"no run was started: the pilot's control leaves no headroom for a gain ({'; '.join(impossible)}). "
             "Choose a harder world, a smaller budget, or predict no difference"
         )
-    return actions(data)
+    return manipulation_checks(data)
 
 
-def show_pilot(console: Terminal, name: str, found: Sequence[Action], runs_dir: Path) -> None:
-    """Print what every requirement came to."""
+def show_pilot(console: Terminal, name: str, found: Sequence[ManipulationCheck], runs_dir: Path) -> None:
+    """Print the manipulation checks."""
     console.say(f"{name}: the pilot ran in {runs_dir}")
-    for action in found:
-        word = "acts" if action.acts else "could not act"
-        where = " ".join(filter(None, (action.arm, action.level)))
-        console.say(f"  {word:<13} {where}: {action.reason}")
+    for check in found:
+        verdict = "passed" if check.passed else "manipulation check failed"
+        where = " ".join(filter(None, (check.arm, check.level)))
+        console.say(f"  {verdict:<25} {where}: {check.reason}")

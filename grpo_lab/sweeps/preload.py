@@ -1,6 +1,6 @@
-"""What the server of fork_server.py imports before it forks cells.
+"""Imports of the server of fork_server.py before it forks runs.
 
-Options are not registered here: plugins of users are code of their cells, which read their command lines afresh.
+Options are not registered here: plugins of users are code of their runs, which read their command lines afresh.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ _MODULES = (
 SOURCES = digest_of_sources()  # of the code that is about to be loaded
 
 for _name in _MODULES:
-    with contextlib.suppress(Exception):  # a cell that needs it says in its own output why it cannot be imported
+    with contextlib.suppress(Exception):  # a run that needs it says in its own output why it cannot be imported
         importlib.import_module(_name)
 load()

@@ -1,4 +1,4 @@
-"""Cells as tasks of Ray: it places them by CPUs and GPUs, and starts one again elsewhere when its node dies."""
+"""Runs as tasks of Ray: it places them by CPUs and GPUs, and starts one again elsewhere when its node dies."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from grpo_lab.sweeps.jobs import Backend, Job, Started
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
 from grpo_lab.tracking.run_reader import is_held
 
-_LOOK_SECONDS = 0.2  # between two looks at a cell on its node
-_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
+_LOOK_SECONDS = 0.2  # between two looks at a run on its node
+_LATE_SECONDS = 60.0  # until a file that a node has written is visible here: nfs(5), acdirmax
 _OF_THE_NODE = ("RAY_", "CUDA_", "HOSTNAME", "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", PARENT, *THREAD_VARIABLES)
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What each cell asks of its node; None leaves it out."""
+    """Resources that each run requests of its node; None leaves it out."""
 
     cpus: float | None  # None: the threads of the run's processes
-    gpus: float  # less than one shares a GPU among cells
+    gpus: float  # less than one shares a GPU among runs
     memory_gb: float | None
     resources: Mapping[str, float]  # the cluster's own, such as {node_with_disk: 1}
-    retries: int  # after so many nodes or workers that died a cell is given up
+    retries: int  # deaths of nodes or workers after which a run is given up
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus", "memory_gb", "retries"):
@@ -42,7 +42,7 @@ class RaySettings:
             raise ValueError(f"hydra.launcher.gpus must be a whole number or below 1, got {self.gpus}")
 
     def needs(self, job: Job) -> dict[str, float]:
-        """What a node must have for the job, as Ray counts it."""
+        """Resources of a node for the job, as Ray counts them."""
         memory = {} if self.memory_gb is None else {"memory": math.ceil(self.memory_gb * 2**30)}
         return {"CPU": float(self.cpus or job.threads * job.processes), "GPU": self.gpus, **memory, **self.resources}
 
@@ -58,10 +58,10 @@ class RaySettings:
 def run_cell(
     words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], processes: int, place: Path
 ) -> int:
-    """On a node: run the cell in a process of its own, in the folder `place`, and return its exit status.
+    """On a node: execute the run in a process of its own, in the folder `place`, and return its exit status.
 
-    Ray cancels a task as Ctrl-C would. An exception could strike between any two lines here and leave the cell alone,
-    so the cell is told by a handler instead.
+    Ray cancels a task as Ctrl-C would. An exception could strike between any two lines here and leave the run alone,
+    so the run is told by a handler instead.
     """
     told: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
@@ -91,10 +91,10 @@ class _RayTask(Started):
             try:
                 if ray.wait([self.task], timeout=0)[0]:
                     self.code = int(ray.get(self.task))
-            except TaskCancelledError:  # said at once, while the cell still saves what it has
+            except TaskCancelledError:  # said at once, while the run still saves what it has
                 self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
-                self.said, self.code = f"Ray could not run the cell: {_words(error)}", 1
+                self.said, self.code = f"Ray could not start the run: {_words(error)}", 1
         self.note = "" if self.code is not None or self._begun() else self.waits
         return self.code
 
@@ -157,7 +157,7 @@ class RayBackend(Backend):
             signal.signal(signal.SIGTERM, handler)
         self.run = ray.remote(run_cell)
         further = {name: text for name, text in os.environ.items() if not name.startswith(_OF_THE_NODE)}
-        if not settings.gpus:  # Ray would show a cell every GPU of its node, and all of them would take the first
+        if not settings.gpus:  # Ray would show a run every GPU of its node, and all of them would take the first
             further["CUDA_VISIBLE_DEVICES"] = ""
         self.environment = ray.put(further)
 
@@ -185,7 +185,7 @@ class RayBackend(Backend):
 
 
 class RayCells(CellLauncher):
-    """The work of the launcher `ray`. `at_once`: how many cells Ray has at once; None for all."""
+    """The work of the launcher `ray`. `at_once`: how many runs Ray has at once; None for all."""
 
     elsewhere = True
 
@@ -211,5 +211,5 @@ class RayCells(CellLauncher):
         return RayBackend(self.settings, self.address, workers)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
-        require_at_least_one("at_once", self.at_once, "null hands all cells to Ray")
+        require_at_least_one("at_once", self.at_once, "null hands all runs to Ray")
         return self.at_once or max(1, len(cells))

@@ -1,4 +1,4 @@
-"""Cells as jobs of Slurm, submitted through submitit; squeue says what becomes of them, which needs no accounting."""
+"""Runs as jobs of Slurm, submitted through submitit; squeue says what becomes of them, which needs no accounting."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from grpo_lab.sweeps.cells import Cell
 from grpo_lab.sweeps.child import open_cell
 from grpo_lab.sweeps.jobs import Backend, Job, Started, TryLater
 from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_reader import saved_step
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
 RECORD = "slurm.json"  # in the run's folder: the job that has it, for a sweep that is started again
 _RULE = 22 * "-"  # around the traceback in submitit's errors
-_REQUEUES = 10_000  # after so many runs into the limit of time a job is given up
+_REQUEUES = 10_000  # time limits reached after which a job is given up
 _LOOK_SECONDS = 5.0  # between two questions to Slurm
-_LATE_SECONDS = 60.0  # until a file that a node has written is surely seen here: nfs(5), acdirmax
-_EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its cell: sbatch(1), --signal
+_LATE_SECONDS = 60.0  # until a file that a node has written is visible here: nfs(5), acdirmax
+_EARLY_SECONDS = 90.0  # by which Slurm's warning may come early, and a job begin before its run: sbatch(1), --signal
 _OF_THE_WARNING = 2 / 3  # of the time from Slurm's warning to the limit, for the run's step
 _END_LOOK_SECONDS = 0.2  # between two looks whether a run that was told has ended
 _VAIN = 2  # what comes before the first step is done once: the second job may get further than the first
@@ -53,7 +53,7 @@ _ALIVE = frozenset(
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """What each job asks for; an empty text or None leaves it to the cluster."""
+    """Resources that each job requests; an empty text or None leaves it to the cluster."""
 
     partition: str
     account: str
@@ -105,7 +105,7 @@ class SlurmSettings:
 
 
 class CellJob:
-    """What a job does on its node: run the cell in a process of its own. submitit pickles it."""
+    """The work of a job on its node: execute the run in a process of its own. submitit pickles it."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class CellJob:
         self.before: int | None = None  # the step that it went on from
 
     def __call__(self) -> int:
-        """The exit status of the cell's process; where Slurm ends the job, it waits for that.
+        """The exit status of the run's process; where Slurm ends the job, it waits for that.
 
         Slurm tells this process, or all of the job's, by how the cluster tracks them; so signals are passed on. A job
         that ended by itself after SIGTERM would count as complete, and Slurm would not put it back into the queue when
@@ -150,7 +150,7 @@ class CellJob:
         return code
 
     def checkpoint(self) -> DelayedSubmission:
-        """The job to put back into the queue, when its time is nearly up: the same, once the cell has ended.
+        """The job to put back into the queue, when its time is nearly up: the same, once the run has ended.
 
         Raises RuntimeError where that would go on for ever: the time goes by without a checkpoint.
         """
@@ -176,7 +176,7 @@ class CellJob:
         return DelayedSubmission(CellJob(*same, vain, self.patience))
 
     def _waited(self, how: int = 0) -> bool:
-        """Whether the cell's process has ended, once it has; `__call__` still waits for it itself.
+        """True if the run's process has ended, once it has; `__call__` still waits for it itself.
 
         Raises ChildProcessError once it was waited for.
         """
@@ -190,7 +190,7 @@ class CellJob:
 
 
 class _Queue:
-    """What Slurm says of this user's jobs, asked at most every few seconds."""
+    """Slurm's state of this user's jobs, queried at most every few seconds."""
 
     def __init__(self) -> None:
         self.tried = self.answered = -math.inf
@@ -225,7 +225,7 @@ def interrupt_job(folder: Path) -> bool:
 
 
 class SlurmBackend(Backend):
-    """Slurm's queue: each cell is a job, which Slurm starts when it has room."""
+    """Slurm's queue: each run is a job, which Slurm starts when it has room."""
 
     late_seconds = _LATE_SECONDS
 
@@ -287,7 +287,7 @@ class _SlurmJob(Started):
         self.ended: float | None = None  # when Slurm was first heard to have ended it
 
     def alive(self) -> bool:
-        """Whether Slurm runs it or is going to; true until it has answered."""
+        """True if Slurm runs it or is going to; true until it has answered."""
         known = self.queue.state(self.job, self.since)
         return known is None or known[0] in _ALIVE
 
@@ -310,7 +310,7 @@ class _SlurmJob(Started):
         return 1 if code is None else code
 
     def _result(self) -> int | None:
-        """The exit status of the cell's process, if the job came to its end."""
+        """The exit status of the run's process, if the job came to its end."""
         from submitit import SlurmJob
 
         job = SlurmJob(self.folder / "slurm", self.job)
@@ -319,7 +319,7 @@ class _SlurmJob(Started):
         try:
             return int(job.result())
         except Exception as error:
-            self.said = f"job {self.job} could not run the cell: {_words(error)}"
+            self.said = f"job {self.job} could not start the run: {_words(error)}"
             return 1
 
     def interrupt(self) -> None:
@@ -349,7 +349,7 @@ def _scancel(jobs: Sequence[str], *options: str) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What sbatch has said, its several lines in one; of an error on a node the last line of its traceback."""
+    """The output of sbatch, its lines joined; of an error on a node the last line of its traceback."""
     text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line.partition("error: ")[2] for line in lines if line.startswith("sbatch: error: ")]
@@ -387,5 +387,5 @@ class SlurmCells(CellLauncher):
         return SlurmBackend(self.settings, workers)
 
     def workers_for(self, cells: Sequence[Cell]) -> int:
-        require_at_least_one("at_once", self.at_once, "null puts all cells into the queue")
+        require_at_least_one("at_once", self.at_once, "null puts all runs into the queue")
         return self.at_once or max(1, len(cells))

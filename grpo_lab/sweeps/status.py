@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config.design import read_design
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import (
     activity_of,
@@ -26,7 +27,6 @@ from grpo_lab.tracking.run_reader import (
     was_stopped,
 )
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
@@ -56,7 +56,7 @@ class CellStatus:
     activity: str = ""  # what it is doing, where that takes long
 
     def is_called(self, name: str) -> bool:
-        """Whether a user means this run: by its title, its folder or the folder's name."""
+        """True if a user means this run: by its title, its folder or the folder's name."""
         return name in (self.title, self.folder.parent.name) or Path(name).absolute() == self.folder.absolute()
 
     @property
@@ -84,7 +84,7 @@ def sweep_names(runs_dir: Path) -> list[str]:
 
 
 def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
-    """A line for each sweep and each single run that is not done; with `name`, each cell of that sweep, or that run.
+    """A line for each sweep and each single run that is not done; with `name`, each run of that sweep, or that run.
 
     Raises ValueError if there is none.
     """
@@ -105,7 +105,7 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
 
 
 def single_runs(runs_dir: Path) -> list[CellStatus]:
-    """The runs in a folder of runs that are no cells of its sweeps, as `<name> <seed>`, the latest last."""
+    """The runs in a folder of runs that belong to no sweep there, as `<name> <seed>`, the latest last."""
     records = [read_sweep(sweep_folder(runs_dir, name)) for name in sweep_names(runs_dir)]
     of_sweeps = {runs_dir / cell.folder for record in records for cell in record.cells}
     locks = sorted(runs_dir.glob("*/seed=*/.lock"), key=lambda path: path.stat().st_mtime)
@@ -114,13 +114,13 @@ def single_runs(runs_dir: Path) -> list[CellStatus]:
 
 
 def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
-    """Every cell of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
+    """Every run of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
     record = read_sweep(sweep_folder(runs_dir, name))
     return [cell_status(runs_dir / cell.folder, title_of(cell)) for cell in record.cells]
 
 
 def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
-    """The folder of a run: `wanted` itself, a cell of this title in a sweep (default: the latest), or a single run.
+    """The folder of a run: `wanted` itself, a run of this title in a sweep (default: the latest), or a single run.
 
     `running`: of several with one title the one that runs is meant. Raises ValueError that lists what there is.
     """
@@ -144,7 +144,7 @@ def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = Fal
 
 
 def stages_of_sweep(runs_dir: Path, name: str) -> list[tuple[str, list[CellStatus], int]]:
-    """The title, the cells and the planned number of the sweep's tuning, where it has one, and of the sweep itself.
+    """The title, the runs and the planned number of the sweep's tuning, where it has one, and of the sweep itself.
 
     Raises ValueError if there is no such sweep.
     """
@@ -167,7 +167,7 @@ def title_of(cell: CellRecord) -> str:
 
 
 def cell_status(folder: Path, title: str) -> CellStatus:
-    """The cell in `folder`; a damaged log shows as a reason, not as an error."""
+    """The run in `folder`; a damaged log shows as a reason, not as an error."""
     state, reason = _state(folder)
     runs = state == "running"
     activity = activity_of(folder) if runs else ""

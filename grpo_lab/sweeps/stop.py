@@ -1,4 +1,4 @@
-"""End one run as Ctrl-C does: it finishes its step and saves. A sweep goes on with its other cells."""
+"""End one run as Ctrl-C does: it finishes its step and saves. A sweep goes on with its other runs."""
 
 from __future__ import annotations
 

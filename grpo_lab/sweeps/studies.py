@@ -47,7 +47,7 @@ class Studies:
         self.journal = journal
 
     def trials(self, study: str) -> list[StudyTrial]:
-        """What was asked of a study, in order; [] for one that was not begun."""
+        """The trials of a study, in order; [] for one that was not begun."""
         if not self.journal.exists():
             return []
         storage = self._storage()

@@ -1,4 +1,4 @@
-"""A sweep from its command line to its last cell: declare, expand, check everything, start, report.
+"""A sweep from its command line to its last run: declare, expand, check everything, start, report.
 
 Hydra calls it through two thin classes in the `hydra_plugins` namespace.
 """
@@ -20,7 +20,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from grpo_lab.analysis.effects.acted import Action
+from grpo_lab.analysis.effects.manipulation_checks import ManipulationCheck
 from grpo_lab.config.additions import as_typed
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
@@ -32,7 +32,7 @@ from grpo_lab.sweeps.cells import (
     folders_of,
     overrides_for,
     plan_cells,
-    refuse_idle_arms,
+    refuse_no_op_arms,
     share_runs,
     sweep_name,
 )
@@ -41,31 +41,37 @@ from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.mlflow_parent import announce_sweep
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, run_status, was_exhausted, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
 from grpo_lab.tracking.terminal import Terminal, printable, say
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """The settings of `hydra.sweeper`: dry run, pilot and its share of the budget, whether inert arms run.
+    """The settings of `hydra.sweeper`: dry run, pilot, its share of the budget.
 
+    `run_no_ops` runs also the arms whose manipulation check failed in the pilot.
     `add` and `leave_one_out` hold the additions of an ablation from the shell, overrides or lists of them.
     """
 
     dry_run: bool
     pilot: bool
     pilot_share: float
-    run_inert: bool
+    run_no_ops: bool
     add: Sequence[str | Sequence[str]] = ()
     leave_one_out: Sequence[str | Sequence[str]] = ()
+    run_inert: bool | None = None  # the name of `run_no_ops` before
+
+    @property
+    def runs_no_ops(self) -> bool:
+        return self.run_no_ops if self.run_inert is None else self.run_inert
 
 
 class SweepFailed(SystemExit):
-    """Some cells failed or were stopped; the message lists them, and the exit status is 1."""
+    """Some runs failed or were stopped; the message lists them, and the exit status is 1."""
 
 
 @contextlib.contextmanager
@@ -85,10 +91,10 @@ def ends_in_words() -> Iterator[None]:
 def run_sweep(
     config: DictConfig, arguments: Sequence[str], compose: Any, launcher: Launcher, settings: SweepSettings
 ) -> list[JobReturn]:
-    """Run every unfinished cell and return the launcher's results.
+    """Execute every unfinished run and return the launcher's results.
 
     `config` is the sweep's own composed configuration, and `arguments` its overrides as typed. `compose` turns a
-    cell's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
+    run's overrides into its configuration. Raises ValueError before anything starts, SweepFailed at the end.
     """
     console = Terminal()
     design, declared, arguments = _declaration(config, arguments, settings)
@@ -116,7 +122,7 @@ def run_sweep(
     pilots: list[Cell] = []
     if design is not None:
         if search is None:  # else checked before its first trial
-            refuse_idle_arms(design, planned)
+            refuse_no_op_arms(design, planned)
         if settings.pilot:
             pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share, settled)
     axis = design.axis if design else ""
@@ -124,13 +130,13 @@ def run_sweep(
         _show(console, name, share_runs(planned, axis), pilots, runs_dir, launcher)
         return []
     cells = share_runs(planned, axis)
-    found: list[Action] = []
+    found: list[ManipulationCheck] = []
     if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
         _resolve_models(pilots)
         found = run_pilot(pilots, name, design, declared, lambda todo: launch(f"{name}, pilot", todo, 0))
         show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
-        if not settings.run_inert:
-            cells = share_runs(_without_inert(console, design, planned, found), axis)
+        if not settings.runs_no_ops:
+            cells = share_runs(_without_no_ops(console, design, planned, found), axis)
     runs = [cell for cell in cells if not cell.same_as]
     finished = [cell for cell in runs if has_ended(cell.folder)]
     todo = [cell for cell in runs if not has_ended(cell.folder)]
@@ -148,13 +154,13 @@ def run_sweep(
         provenance.commit(),
         tracking,
         starts=bool(todo),
-        pilot=[asdict(action) for action in found],
+        pilot=[asdict(check) for check in found],
         tuning=[asdict(one) for one in search.chosen()] if search else (),
     )
     _say_whose(console, name, finished)
     _say_shared(console, cells)
     if cells and not todo:
-        console.say(f"{name}: all {len(cells)} cells are finished")
+        console.say(f"{name}: all {len(cells)} runs are finished")
     if todo:
         announce_sweep(folder, True, uri)
     ended = None
@@ -191,24 +197,26 @@ def _tune(
 
 
 def _resolve_models(cells: Sequence[Cell]) -> None:
-    """Build or find every base model once, instead of in all first cells at the same moment."""
+    """Build or find every base model once, instead of in all first runs at the same moment."""
     models = {repr(cell.run.model): cell.run.model for cell in cells if not has_ended(cell.folder)}
     for model in models.values():
         model.resolve()
 
 
-def _without_inert(console: Terminal, design: Design, cells: Sequence[Cell], found: Sequence[Action]) -> list[Cell]:
-    """The cells without those whose pilot could not act; none where the control alone would be left."""
-    inert = {(action.level, action.arm) for action in found if not action.acts}
-    left = [cell for cell in cells if (cell.plan.level, cell.plan.arm) not in inert]
+def _without_no_ops(
+    console: Terminal, design: Design, cells: Sequence[Cell], found: Sequence[ManipulationCheck]
+) -> list[Cell]:
+    """The runs without those whose manipulation check failed in the pilot; none if only the control is left."""
+    failed = {(check.level, check.arm) for check in found if not check.passed}
+    left = [cell for cell in cells if (cell.plan.level, cell.plan.arm) not in failed]
     if len(left) == len(cells):
         return left
     if all(cell.plan.arm == design.control for cell in left):
         left = []
     console.say(
-        f"{len(cells) - len(left)} of {len(cells)} cells are not run: their trick could not act. "
+        f"{len(cells) - len(left)} of {len(cells)} runs are left out: their manipulation check failed in the pilot. "
         "Remedy: another regime, such as more updates a batch or a higher rate; a longer pilot "
-        "(hydra.sweeper.pilot_share); or hydra.sweeper.run_inert=true, which runs them all the same",
+        "(hydra.sweeper.pilot_share); or hydra.sweeper.run_no_ops=true, which runs them all the same",
     )
     return left
 
@@ -229,7 +237,7 @@ def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
 def _declaration(
     config: DictConfig, arguments: Sequence[str], settings: SweepSettings
 ) -> tuple[Design | None, Any, Sequence[str]]:
-    """The design, the entries that it is read from, and the arguments for its cells."""
+    """The design, the entries that it is read from, and the arguments for its runs."""
     if additions := settings.add or settings.leave_one_out:
         kind = "add" if settings.add else "leave_one_out"
         declared, arguments = exploratory(kind, additions, arguments, config)
@@ -251,7 +259,7 @@ def _declared(config: DictConfig) -> Any:
 
 
 def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
-    """Print which finished cells ran under another sweep, their one parent in MLflow; the charts of both show them."""
+    """Print which finished runs ran under another sweep, their one parent in MLflow; the charts of both show them."""
     elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
     if elsewhere:
         titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
@@ -276,14 +284,14 @@ def _show(
 
     runs = sum(not cell.same_as for cell in cells)
     once = "" if runs == len(cells) else f", which are {runs} runs"
-    console.say(f"{name}: {len(cells)} cells{once}; none is started")
+    console.say(f"{name}: {len(cells)} runs{once}; none is started")
     for cell in cells:
         one = expected.get(cell.plan.title)
         about = "" if one is None or math.isnan(one.seconds) else f"about {clock(one.seconds)}  "
         line_of(cell, run_status(cell.folder), about)
     if pilots:
         amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
-        line = f"pilots, before the first cell, of {amount}, in {pilots[0].run.runs_dir}:"
+        line = f"pilots, before the first run, of {amount}, in {pilots[0].run.runs_dir}:"
         console.say(line)
     for cell in pilots:
         line_of(cell, run_status(cell.folder))
@@ -304,18 +312,18 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
     failed = [(cell, result) for cell, result in failed if not was_stopped(cell.folder)]
     lines = []
     for some, said in (
-        (failed, f"error: {len(failed)} of {len(cells)} cells of {name} failed; the same command retries them:"),
-        (stopped, f"{len(stopped)} of {len(cells)} cells of {name} were stopped; the same command resumes them:"),
+        (failed, f"error: {len(failed)} of {len(cells)} runs of {name} failed; the same command retries them:"),
+        (stopped, f"{len(stopped)} of {len(cells)} runs of {name} were stopped; the same command resumes them:"),
     ):
         lines += [said, *(f"  {cell.plan.title}: {result._return_value}" for cell, result in some)] if some else []
     raise SweepFailed(printable("\n".join(lines)))
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
-    """Print the table of arms, and which tricks did nothing."""
-    from grpo_lab.analysis.caveats import not_told_apart
-    from grpo_lab.analysis.effects.acted import could_not_act
+    """Print the table of arms, and which tricks were no-ops."""
+    from grpo_lab.analysis.caveats import indistinguishable
     from grpo_lab.analysis.effects.arms import arms_table
+    from grpo_lab.analysis.effects.manipulation_checks import failed_checks
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
@@ -323,8 +331,8 @@ def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
     if not data.finished.empty:
         say("", *arms_table(data, final_values(data)), "", sep="\n", flush=True)
     said = [
-        f"could not act: {' '.join(filter(None, (arm, level)))}: {why}"
-        for (level, arm), why in could_not_act(data).items()
+        f"manipulation check failed: {' '.join(filter(None, (arm, level)))}: {why}"
+        for (level, arm), why in failed_checks(data).items()
     ]
-    for line in (*said, *not_told_apart(data)):
+    for line in (*said, *indistinguishable(data)):
         console.say(line)

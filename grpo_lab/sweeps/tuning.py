@@ -1,7 +1,7 @@
-"""The tuning of a sweep: before its first cell, every arm has as many settings of its numbers tried.
+"""The tuning of a sweep: before its first run, every arm has as many settings of its numbers tried.
 
 A trial is a run on each tuning seed. Trials lie in `<runs_dir>/tuning/`, recorded there under the sweep's name, and are
-no cells of it. The studies, one for each level and arm, are in `tuning.journal` in the sweep's own folder. The same
+no runs of it. The studies, one for each level and arm, are in `tuning.journal` in the sweep's own folder. The same
 command gives the same trials, whenever it was killed and in whatever order runs ended.
 """
 
@@ -31,7 +31,7 @@ from grpo_lab.sweeps.cells import (
     is_hidden,
     key_of,
     plan_cells,
-    refuse_idle_arms,
+    refuse_no_op_arms,
     share_runs,
     with_overrides,
 )
@@ -65,7 +65,7 @@ class Search:
     studies: Studies
 
     def trials(self, place: ArmLevel) -> list[StudyTrial]:
-        """What was tried so far, of the trials that are declared."""
+        """The trials so far."""
         return self.studies.trials(self.study(place))[: self.tuning.trials]
 
     def study(self, place: ArmLevel) -> str:
@@ -92,7 +92,7 @@ class Search:
         return found
 
     def settled(self) -> Callable[[Plan], Plan]:
-        """What gives a plan the numbers of its level and arm: those chosen, before that the middle of each range."""
+        """A function that sets the numbers of a plan: those chosen, before that the middle of each range."""
         numbers = {
             place: {key: own.number(0.5) for key, own in self.tuning.of(place[1]).items()} for place in self.plans
         } | {(one.level, one.arm): one.chosen.numbers for one in self.chosen()}
@@ -145,7 +145,7 @@ def _check_ends(design: Design, search: Search) -> None:
             plans.append(with_overrides(search.plans[place][0], _words(numbers)))
         cells = compose_cells(plans, search.name, search.compose)
         try:
-            refuse_idle_arms(design, cells)
+            refuse_no_op_arms(design, cells)
         except IncompatibleRun as error:  # a range may begin at the number that the control has
             idle.append(error)
         if len(idle) == 2:
@@ -188,7 +188,7 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
         if lacking := [cell for cell in todo if not has_settled(cell.folder)]:
             lines = "\n".join(f"  {cell.plan.title}: {said.get(cell.folder)}" for cell in lacking)
             what = "were stopped" if all(was_stopped(cell.folder) for cell in lacking) else "failed"
-            raise ValueError(f"no cell was started, because trials {what}; the same command tries again:\n{lines}")
+            raise ValueError(f"no run was started, because trials {what}; the same command tries again:\n{lines}")
         folders = {cell.plan.title: cell.folder for cell in cells}
         for place, own in itertools.groupby(batch, key=lambda entry: entry[0]):
             values = {at: _value(search, [folders[plan.title] for plan in runs]) for _, at, runs in own}
@@ -245,12 +245,12 @@ def show_tuning(console: Terminal, search: Search) -> None:
     arms = "1 arm" if len(places) == 1 else f"{len(places)} arms"
     seeds = "1 seed" if len(tuning.seeds) == 1 else f"{len(tuning.seeds)} seeds"
     lines = [
-        f"tuning, before the first cell: {tuning.trials} trials of each of {arms} on {seeds}, which are {planned} "
+        f"tuning, before the first run: {tuning.trials} trials of each of {arms} on {seeds}, which are {planned} "
         f"runs, {ended} of them finished, in {folder}"
     ]
     chosen = [one for one in search.chosen() if (one.level, one.arm) in places]
     if len(chosen) < len(places):
-        lines.append("not every number is chosen yet: in the cells below the middle of its range stands for it")
+        lines.append("not every number is chosen yet: in the runs below the middle of its range stands for it")
     if chosen:
         from grpo_lab.analysis.effects.tuned import numbers_text
 

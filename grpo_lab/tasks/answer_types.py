@@ -1,4 +1,4 @@
-"""What an answer is before any algebra: a choice, a date, a time, a text, or a value with its unit.
+"""The type of an answer before any algebra: a choice, a date, a time, a text, or a value with its unit.
 
 `grader_worker.py` compares by these types and passes only values to math-verify, which reads `listen` as a product of
 letters, `2024-01-05` as 2018 and `10:30` as a third, and deletes units. `plain_math.py` has types of its own: the two
@@ -106,7 +106,7 @@ _CLOCKS = ("%H:%M", "%H:%M:%S")
 
 
 def key(text: str) -> str:
-    """What two texts that say the same have in common: of words letters and digits, in one case."""
+    """The common form of two equal texts: letters and digits of their words, in one case."""
     if not is_text(text):
         return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
     return re.sub(r"[\W_]|(?<![0-9])\s+|\s+(?![0-9])", "", text).casefold()
@@ -152,7 +152,7 @@ def moment(text: str) -> tuple[str, str] | None:
 
 
 def same_moment(gold: tuple[str, str] | None, read: tuple[str, str] | None) -> bool | None:
-    """Whether two dates or times agree in all that the right one says; None if neither is one."""
+    """True if two dates or times agree in all that the right one says; None if neither is one."""
     if gold is None or read is None:
         return None if gold is read else False
     kinds = (gold[0], read[0])
@@ -215,7 +215,7 @@ class Quantity:
     scale: int = 1
 
     def clashes(self, other: Quantity) -> bool:
-        """Whether both say what they count, and not the same. A percent sign is compared by value."""
+        """True if both say what they count, and not the same. A percent sign is compared by value."""
         if not (self.unit or self.things) or not (other.unit or other.things):
             return False
         return self.unit != other.unit or not (self.unit or self.things & other.things)
@@ -337,7 +337,7 @@ def listed(text: str) -> frozenset[str]:
 
 
 def shapes_clash(gold: str, answer: str) -> bool:
-    """Whether one is ordered and the other a set, or the answer an equation to solve where the right one is solved."""
+    """True if one is ordered and the other a set, or the answer an equation to solve where the right one is solved."""
     shapes = {_shape(gold), _shape(answer)}
     sides = re.split(r"(?<![\\<>!])=", answer)
     solved = "=" in gold or len(sides) < 2

@@ -99,7 +99,7 @@ class Kinds:
     families: tuple[Family, ...] = (Family.sums,)
     modulus: int = 0
     modulus_share: float = 0.0  # of the questions that ask for a remainder
-    withheld: frozenset[int] = frozenset()  # numbers of the split heldout_rule alone
+    withheld: frozenset[int] = frozenset()  # numbers only of the split heldout_rule
 
 
 def split_of(numbers: Sequence[int], withheld: frozenset[int] = frozenset()) -> str:

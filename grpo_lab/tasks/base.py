@@ -72,7 +72,7 @@ class Task(ABC):
 
     @property
     def at_hand(self) -> bool:
-        """Whether its questions are on this machine, so that nothing is downloaded to read them."""
+        """True if its questions are on this machine, so that nothing is downloaded to read them."""
         return True
 
     def needed_tokens(self, split: str) -> tuple[int, ...] | None:
@@ -84,11 +84,11 @@ class Task(ABC):
         return None
 
     def notes(self) -> list[str]:
-        """What a reader of the results has to know about the problems, such as an overlap of splits."""
+        """Warnings about the problems, such as an overlap of splits."""
         return []
 
     def fingerprint(self) -> dict[str, str] | None:
-        """A hash of each split's problems; None where the configuration alone decides what they are."""
+        """A hash of each split's problems; None where the configuration determines them."""
         return None
 
     def load(self, split: str) -> Dataset:
@@ -134,14 +134,14 @@ class AnswerForm(Enum):
         return {"\\boxed": cls.box, "<answer>": cls.tag, "####": cls.hashes}
 
     def occurs_in(self, text: str) -> bool:
-        """Whether a response marks an answer in this form; any text does where it is free."""
+        """True if a response marks an answer in this form; any text does where it is free."""
         if self is AnswerForm.number:
             return re.search(r"#[0-9]+\Z", text) is not None
         return self is AnswerForm.free or any(mark in text for mark, form in self._marks().items() if form is self)
 
 
 @dataclass(frozen=True)
-class ForeignTask(Task):
+class ExternalTask(Task):
     """A task whose questions nobody made for the run's model, so that some may be too long for it."""
 
     max_prompt_tokens: (
@@ -197,7 +197,7 @@ class Template(ABC):
 
 @dataclass(frozen=True)
 class Grades:
-    """What a grader says of N responses.
+    """A grader's results for N responses.
 
     `outcomes` are 0 or 1, and NaN for a response that the grader failed on. `components` are named parts, whose sum is
     a response's reward.
@@ -294,7 +294,7 @@ class Grader(ABC):
 
     @property
     def gathers(self) -> bool:
-        """Whether it gathers rubrics of problems in training, by the two methods below."""
+        """True if it gathers rubrics of problems in training, by the two methods below."""
         return False
 
     def contrasted(self, problems: Sequence[Problem], groups: Sequence[Sequence[str]]) -> list[Problem]:

@@ -65,7 +65,7 @@ def as_text(value: Any) -> str:
 
 
 def is_file(path: str) -> bool:
-    """Whether a path names a file that is read here, by its suffix."""
+    """True if a path names a file that is read here, by its suffix."""
     return _kind(path) is not None
 
 

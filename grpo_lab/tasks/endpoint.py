@@ -59,9 +59,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         require(bool(self.model), "model", "''", "a text", "say which model the server is to ask")
-        require(
-            self.parallel >= 1, "parallel", self.parallel, "at least 1", "so many requests are on their way at once"
-        )
+        require(self.parallel >= 1, "parallel", self.parallel, "at least 1", "it is the maximum of concurrent requests")
         require_not_negative(self, "per_minute", "retries")
         require_positive(self, "seconds")
 
@@ -240,7 +238,7 @@ class _Live:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong with a request, in one line: the error, and the one that it came from."""
+    """The error of a request in one line: the error, and the one that it came from."""
     cause = error.__cause__
     below = "" if cause is None else f" ({type(cause).__name__}: {str(cause)[:100]!r})"
     return f"{type(error).__name__}: {str(error)[:200]!r}{below}"

@@ -20,7 +20,7 @@ from grpo_lab.checks import require, require_positive
 from grpo_lab.tasks.base import Grader, Grades
 from grpo_lab.tasks.endpoint import warn_once
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
-from grpo_lab.tracking.whole import digest_of
+from grpo_lab.tracking.checksums import digest_of
 from grpo_lab.types import NoiseKey, Problem
 
 SAMPLES = 3  # problems on which a function is tried before a model loads
@@ -88,7 +88,7 @@ class FunctionReward(Grader):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the components of the reward are called."""
+        """The names of the components of the reward."""
         return tuple(one.rpartition(":")[2] for one in self.functions)
 
     def grades(
@@ -106,7 +106,7 @@ class FunctionReward(Grader):
         return Grades([math.nan if lost else outcome for lost, outcome in zip(failed, outcomes)], components)
 
     def _scores(self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool]) -> list[list[float]]:
-        """What every function gives every response, [functions][N]; NaN and a warning once per kind where it failed."""
+        """Every function's score of every response, [functions][N]; NaN and a warning once per kind where it failed."""
         asked = {
             (function, row): _asked(place, problems[row], texts[row], finished[row])
             for place, function in enumerate(self.functions)

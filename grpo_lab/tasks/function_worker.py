@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package may not be installed
 
 from grpo_lab.tasks.grader_worker import serve
-from grpo_lab.tracking.whole import digest_of
+from grpo_lab.tracking.checksums import digest_of
 
 
 def load(function: str, digest: str) -> Callable[..., Any]:
@@ -58,7 +58,7 @@ def make_judge() -> Callable[[str, str, bool], float | str]:
     arguments = [taken(function) for function in functions]
 
     def judge(asked: str, response: str, anywhere: bool) -> float | str:
-        """What the function gives, or why it gave nothing."""
+        """The function's result, or the reason why it gave none."""
         place, known = json.loads(asked)
         names, given = arguments[place], {**known, "response": response}
         try:

@@ -1,4 +1,4 @@
-"""Processes that judge answers, with math-verify unless told otherwise, each within hard limits of time and memory.
+"""Processes that judge answers, with math-verify by default, each within hard limits of time and memory.
 
 An answer such as 9^{9^{9^9}} can take forever, or all memory, in code that no Python signal interrupts. So each answer
 is judged in another process. One that takes too long or dies is replaced: its answer has failed, no other has.
@@ -61,7 +61,7 @@ class GraderPool:
         _pools.add(self)
 
     def grade(self, answers: Sequence[Answer], seconds: float, workers: int) -> list[float]:
-        """What a worker says of each answer, in their order: 1.0 for a right one, 0.0 for a wrong one, or a score.
+        """A worker's result for each answer, in their order: 1.0 for a right one, 0.0 for a wrong one, or a score.
 
         NaN for an answer that a worker failed on. Each answer may take `seconds` of processor time, and `WAITS` times
         as long by the clock. Raises ValueError if a worker cannot start.
@@ -155,7 +155,7 @@ class _Worker:
         os.set_blocking(self._requests.fileno(), False)
 
     def lives(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process.poll() is None
 
     def ask(self, answer: Answer, seconds: float) -> None:
@@ -172,7 +172,7 @@ class _Worker:
             self._process.kill()
 
     def reply(self) -> dict[str, Any] | None:
-        """What it has said, None if it ended or its time is up. Call it when `_wait` names the worker."""
+        """Its reply; None if it ended or its time is up. Call it when `_wait` names the worker."""
         if not _usable(self.replies.fileno(), selectors.EVENT_READ, 0.0):
             return None
         line = os.read(self.replies.fileno(), 1 << 12)  # shorter than a pipe's block, so it comes whole
@@ -204,7 +204,7 @@ def _wait(team: Sequence[_Worker]) -> list[_Worker]:
 
 
 def _usable(descriptor: int, event: int, deadline: float) -> bool:
-    """Whether a pipe can be read or written before the deadline."""
+    """True if a pipe can be read or written before the deadline."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, event)
         return bool(selector.select(max(0.0, deadline - time.monotonic())))

@@ -117,7 +117,7 @@ class Judge:
         self._right = lru_cache(maxsize=64)(self._value)
 
     def __call__(self, gold: str, text: str, anywhere: bool) -> bool | None:
-        """Whether the answer is right; None if the right answer cannot be read.
+        """True if the answer is right; None if the right answer cannot be read.
 
         `text` is an answer or, with `anywhere`, a response in which math-verify looks for one.
         """
@@ -204,7 +204,7 @@ class Judge:
             return None, normal
 
     def _search(self, response: str) -> list[Value]:
-        """What math-verify finds in a response: an expression and its text, or one of them, or nothing."""
+        """Math-verify's parse of a response: an expression and its text, or one of them, or nothing."""
         try:
             return self._parse(response, parsing_timeout=0, raise_on_error=True)
         except (MemoryError, RecursionError):
@@ -222,7 +222,7 @@ class Judge:
             return False
 
     def _close(self, right: Value, read: Value) -> bool:
-        """Whether two numbers are equal for their size: math-verify takes 2^{-98} for 2^{-99}, as both are small."""
+        """True if two numbers are equal for their size: math-verify takes 2^{-98} for 2^{-99}, as both are small."""
         if not all(isinstance(value, self._number) and value.is_number and value.is_finite for value in (right, read)):
             return True
         one, other = right.evalf(30), read.evalf(30)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_lab.checks import require
-from grpo_lab.tasks.base import SPLITS, AnswerForm, ForeignTask
+from grpo_lab.tasks.base import SPLITS, AnswerForm, ExternalTask
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
 from grpo_lab.tasks.math_answers import MARKED, JudgedApart, marked_answer
 from grpo_lab.tasks.tables import fingerprint
@@ -32,7 +32,7 @@ _MORE = 3  # times as many questions are drawn as are wanted, before a family co
 
 
 @dataclass(frozen=True)
-class ReasoningGym(ForeignTask):
+class ReasoningGym(ExternalTask):
     """One family of questions; `downstream` changes its settings, and should make it harder.
 
     No question is in two splits. Without settings of their own, downstream
@@ -83,7 +83,7 @@ class ReasoningGym(ForeignTask):
 
 
 def _alike(settings: Mapping[str, Any], downstream: Mapping[str, Any]) -> bool:
-    """Whether downstream questions have the settings of all others."""
+    """True if downstream questions have the settings of all others."""
     return {**settings, **downstream} == settings
 
 
@@ -188,14 +188,14 @@ def create(family: str, settings: Mapping[str, Any], seed: int, size: int) -> Pr
 
 
 def score(details: str, answer: str) -> float:
-    """What its family gives an answer to a problem with these `details`: 1 for a right one, perhaps part of it else."""
+    """The family's score of an answer to a problem with these `details`: 1 for a right one, in part else."""
     known = json.loads(details)
     family = create(known["family"], known["settings"], 0, 1)
     return float(family.score_answer(answer, known["entry"]))
 
 
 def _can_be_judged(details: str) -> bool:
-    """Whether `score` finds in the details of a problem what it needs."""
+    """True if `score` finds in the details of a problem what it needs."""
     try:
         known = json.loads(details)
     except (ValueError, RecursionError):
@@ -204,7 +204,7 @@ def _can_be_judged(details: str) -> bool:
     return isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())
 
 
-class Place(Enum):
+class AnswerPosition(Enum):
     """Where in a response its answer stands.
 
     marked       in the last `\\boxed{}`, or between the last `<answer>` and `</answer>`, whichever comes later
@@ -229,7 +229,7 @@ class GymScore(JudgedApart):
 
     pool: ClassVar[GraderPool] = GraderPool(Path(__file__).with_name("gym_worker.py"))
 
-    place: Place
+    place: AnswerPosition
     threshold: float
 
     def __post_init__(self) -> None:
@@ -254,20 +254,20 @@ class GymScore(JudgedApart):
                 raise ValueError(
                     f"the problem {problem.question[:60]!r} is none of reasoning-gym: its details do not hold a "
                     "family, settings and an entry. Set reward=math and verifier=math in place of gym, or ask "
-                    "questions of task=gym alone"
+                    "only questions of task=gym"
                 )
 
     @property
     def reads(self) -> frozenset[AnswerForm]:
         """The last line is judged as it stands, with any mark in it."""
-        places = {Place.marked: MARKED, Place.last_line: frozenset({AnswerForm.free})}
+        places = {AnswerPosition.marked: MARKED, AnswerPosition.last_line: frozenset({AnswerForm.free})}
         return places.get(self.place, super().reads)
 
     def answer(self, text: str) -> str:
         """The answer that a response states, "" for none."""
-        if self.place is Place.marked:
+        if self.place is AnswerPosition.marked:
             return marked_answer(text) or ""
-        if self.place is Place.last_line:
+        if self.place is AnswerPosition.last_line:
             return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
         numbers = _NUMBER.findall(text)
         return numbers[-1].replace(",", "") if numbers else ""

@@ -15,7 +15,7 @@ from grpo_lab.policy.loading import Attention, Loading, Lora
 from grpo_lab.policy.model_folder import check_tokens, check_weights, stop_token_ids
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.merged_adapter import CONFIG, merged
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.types import WeightType
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja")
@@ -33,7 +33,7 @@ class HfModel(Model):
 
     path: str
     revision: str  # of the hub; "" for the newest, which may be another one tomorrow
-    frozen: WeightType  # the type of weights that do not train; with lora alone
+    frozen: WeightType  # the type of weights that do not train; only with lora
     attention: Attention
     compiled: bool  # torch.compile for the learner: slow to begin, faster after
     lora: Lora
@@ -66,7 +66,7 @@ class HfModel(Model):
     def resolve(self) -> Path:
         """The model's folder, downloaded first if it is not there. Raises ValueError that says what is missing.
 
-        Weights are read for an adapter alone, which is merged into its base.
+        Weights are read only for an adapter, which is merged into its base.
         """
         return find_model(self.path, self.revision, "model.path")
 
@@ -75,7 +75,7 @@ def find_model(path: str, revision: str, key: str) -> Path:
     """The folder of a model, downloaded first if it is not there.
 
     A run's folder stands for its last checkpoint, and an adapter's for its base with the adapter merged into it, for
-    which alone weights are read. Raises ValueError that names `key`, says what is wrong, and how to mend it.
+    which only weights are read. Raises ValueError that names `key`, says what is wrong, and how to mend it.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -44,7 +44,7 @@ MARKED = frozenset({AnswerForm.box, AnswerForm.tag})  # what `marked_answer` rea
 
 
 def marked_answer(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}` or `<answer>...</answer>`, whichever opens later; None if it is open."""
+    """The content of the last `\\boxed{...}` or `<answer>...</answer>`, whichever opens later; None if it is open."""
     tag, box = text.rfind("<answer>"), _last_opening(text)
     if box is not None and tag < box.start():
         return last_box(text)
@@ -205,7 +205,7 @@ def _clause(text: str, number: re.Match[str]) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """What the last box or the last `<answer>` holds, whichever opens later, "" if it is open; None without both."""
+    """Content of the last box or the last `<answer>`, whichever opens later, "" if it is open; None without both."""
     _, tag, after = text.rpartition("<answer>")
     box = _boxed(after)
     if not tag or box is not None:
@@ -215,7 +215,7 @@ def _marked(text: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    """What the last box holds, "" if it is open; None without a box. `\\boxed 5` needs no braces."""
+    """The content of the last box, "" if it is open; None without a box. `\\boxed 5` needs no braces."""
     for box in reversed(list(_OPENS.finditer(text))):
         start = box.end()
         if text.startswith("{", start):
@@ -231,7 +231,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _inside(text: str, opening: int) -> str:
-    """What stands between the brace at `opening` and its partner; "" without a partner."""
+    """The text between the brace at `opening` and its partner; "" without a partner."""
     open_braces, place = 0, opening
     while place < len(text):
         sign = text[place]

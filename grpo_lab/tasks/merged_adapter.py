@@ -11,7 +11,7 @@ import transformers
 
 from grpo_lab.policy.model_folder import fingerprint
 from grpo_lab.tasks.cache import cache_root
-from grpo_lab.tracking.whole import make_sealed, read_json
+from grpo_lab.tracking.checksums import make_checksummed, read_json
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -30,7 +30,7 @@ def merged(adapter: Path, base: Path, key: str) -> Path:
     for name in (CONFIG, WEIGHTS):
         made.update((adapter / name).read_bytes())
     folder = cache_root() / "merged" / made.hexdigest()[:16]
-    return make_sealed(folder, lambda place: _merge(adapter, base, key, place))
+    return make_checksummed(folder, lambda place: _merge(adapter, base, key, place))
 
 
 def _check(adapter: Path, key: str) -> None:
@@ -62,12 +62,12 @@ def _adapted(model: transformers.PreTrainedModel, adapter: Path, base: Path, key
         added = PeftModel(model, LoraConfig.from_pretrained(adapter))  # pyright: ignore[reportArgumentType]
         loaded = added.load_adapter(str(adapter), "default")
         strange = sorted(loaded.unexpected_keys) + [name for name in loaded.missing_keys if ".lora_" in name]
-        trouble = f"{len(strange)} weights are of one of them alone, such as {strange[0]}" if strange else ""
+        problem = f"{len(strange)} weights are of only one of them, such as {strange[0]}" if strange else ""
     except (ValueError, RuntimeError) as error:  # peft's for a module, and torch's for a shape
-        trouble = " ".join(str(error).split())[:200].rstrip("., ")
-    if trouble:
+        problem = " ".join(str(error).split())[:200].rstrip("., ")
+    if problem:
         raise ValueError(
-            f"{key} must be an adapter of the base that it names, got {adapter}, which does not fit {base}: {trouble}; "
+            f"{key} must be an adapter of the base that it names, got {adapter}, which does not fit {base}: {problem}; "
             f"write the folder or the id of its own base into its {CONFIG}, as base_model_name_or_path"
         )
     return added

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from grpo_lab.checks import require
-from grpo_lab.tasks.base import SPLITS, ForeignTask
+from grpo_lab.tasks.base import SPLITS, ExternalTask
 from grpo_lab.tasks.tables import (
     Table,
     TableRow,
@@ -32,7 +32,7 @@ _FIRST_ID = {"train": 0, "heldout": 10_000_000, "downstream": 20_000_000}
 
 
 @dataclass(frozen=True)
-class MixtureTask(ForeignTask):
+class MixtureTask(ExternalTask):
     """Training questions of several named tables; their weights say how often a question of each is drawn.
 
     An entry of `sources` has a `weight`, the fields of a `Table` (columns are question and answer, the split is train,

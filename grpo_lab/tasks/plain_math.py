@@ -23,7 +23,7 @@ _DEEPEST = 30  # brackets within brackets
 
 
 def same_answer(gold: str, answer: str) -> bool:
-    """Whether an answer means what the right one means."""
+    """True if an answer means what the right one means."""
     if max(len(gold), len(answer)) > LONGEST_ANSWER:
         return False
     gold, answer = _undressed(gold), _undressed(answer)
@@ -168,7 +168,7 @@ def _key(text: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    """Whether a text has a word of two letters or more and no sign of mathematics."""
+    """True if a text has a word of two letters or more and no sign of mathematics."""
     return re.search("[^\\W\\d_]{2}", text) is not None and not re.search(r"[\\^_=<>+*/|°%¤]", text)
 
 
@@ -309,7 +309,7 @@ _Value = _Words | _Quantity | _Several | _Named | _Relation
 
 
 def _equal(gold: _Value, answer: _Value) -> bool:
-    """Whether two values are equal; names count where both have one."""
+    """True if two values are equal; names count where both have one."""
     if isinstance(gold, _Named) or isinstance(answer, _Named):
         return _equal_named(gold, answer)
     gold, answer = _alone(gold), _alone(answer)
@@ -490,7 +490,7 @@ def _relation(sign: str, left: _Quantity | None, right: _Quantity | None) -> _Re
 
 
 def _bracketed(text: str, depth: int) -> _Value | None:
-    """What brackets around all of a text make of it: a set, a tuple, an interval, a matrix, or nothing."""
+    """The kind of a text by the brackets around all of it: a set, a tuple, an interval, a matrix, or nothing."""
     if found := _MATRIX.fullmatch(text):
         rows = [_split(row, ("&",))[0] for row in _split(found[1], ("\\\\",))[0] if row]
         if all(len(row) == 1 for row in rows):
@@ -522,7 +522,7 @@ def _name(text: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text is one variable, with an index perhaps, or a function of one such as `f(x)`."""
+    """True if a text is one variable, with an index perhaps, or a function of one such as `f(x)`."""
     return re.fullmatch(r"\\?[a-zA-Z]+(?:_\{?[0-9a-zA-Z]{1,3}\}?)?(?:\([a-z]\))?", _name(text)) is not None
 
 
@@ -860,7 +860,7 @@ class _Parser:
                 return base
 
     def _argument(self) -> _Computed:
-        """What a command or `^` applies to: a group, a command with its own arguments, or one digit or letter."""
+        """The argument of a command or of `^`: a group, a command with its own arguments, or one digit or letter."""
         lexeme = self._next
         if lexeme[:1].isdigit() and len(lexeme) > 1:
             self._lexemes[self._place : self._place + 1] = [lexeme[0], lexeme[1:]]
@@ -1060,7 +1060,7 @@ def _applied(name: str, value: _Number) -> _Number:
 
 
 def _alike(gold: Sequence[_Number | None], answer: Sequence[_Number | None], constant: bool) -> bool:
-    """Whether two expressions have the same values; points at which only one is real say nothing."""
+    """True if two expressions have the same values; points at which only one is real say nothing."""
     compared = []
     for one, other in zip(gold, answer):
         if one is not None and other is not None and (constant or _is_real(one) == _is_real(other)):
@@ -1080,7 +1080,7 @@ def _close(one: _Number, other: _Number) -> bool:
 
 
 def _proportional(gold: Sequence[_Number | None], answer: Sequence[_Number | None], positive: bool) -> bool:
-    """Whether one is a multiple of the other, by a positive factor if that matters."""
+    """True if one is a multiple of the other, by a positive factor if that matters."""
     ratios = [_over(one, other) for one, other in zip(gold, answer) if one and other]
     same = len(ratios) >= 2 and all(_close(ratio, ratios[0]) for ratio in ratios[1:])
     return same and _is_real(ratios[0]) and (not positive or _real(ratios[0]) > 0)

@@ -161,9 +161,9 @@ class Rubric(Grader):
     reward  = wrong + (correct - wrong) S, which is S itself with rewards of 0 and 1
 
     Rubrics are those of `rubrics`, for every problem, and with `from_problem` those that a problem brings in `details`.
-    The outcome is 1 where S is at least `threshold`, so an accuracy is the share of such responses. Each fixed rubric
-    is a component of the reward, those of problems are one together, and `wrong` is one where it is not 0. A response
-    has failed (NaN) if one of its scores did not come or cannot be read.
+    A response is correct where S is at least `threshold`, so an accuracy is the share of such responses. Each fixed
+    rubric is a component of the reward, those of problems are one together, and `wrong` is one where it is not 0. A
+    response has failed (NaN) if one of its scores did not come or cannot be read.
     """
 
     may_fail: ClassVar[bool] = True
@@ -185,7 +185,7 @@ class Rubric(Grader):
         fixed = [item.weight for item in self._fixed()]
         require(bool(fixed) or self.from_problem, "rubrics", "none", "one or more", "or set from_problem=true")
         some = self.from_problem or max(fixed) > 0
-        require(some, "rubrics", "negative weights alone", "of positive weight in part", "a mean needs a positive one")
+        require(some, "rubrics", "only negative weights", "of positive weight in part", "a mean needs a positive one")
         require(0 < self.threshold <= 1, "threshold", self.threshold, "above 0 and at most 1", "scores are in [0, 1]")
 
     def _fixed(self) -> list[Item]:
@@ -222,7 +222,7 @@ class Rubric(Grader):
         for items in rows:
             scores = [next(scored) for _ in items]
             weights = [item.weight for item in items]
-            # Without a rubric of positive weight, as in a set for evaluation alone, there is no grade.
+            # Without a rubric of positive weight, as in a set only for evaluation, there is no grade.
             score = weighted_score(weights, scores) if any(weight > 0 for weight in weights) else math.nan
             failed = math.isnan(score)
             outcomes.append(math.nan if failed else float(score >= self.threshold))
@@ -237,7 +237,7 @@ class Rubric(Grader):
         return Grades(outcomes, components)
 
     def _answers(self, asked: Sequence[tuple[Problem, str, Item]]) -> list[str | None]:
-        """What the judge says of each response by a rubric; None where no answer came."""
+        """The judge's score of each response by a rubric; None where no answer came."""
         prompts = [
             filled(self.prompt, question=p.question, answer=p.answer, response=text, rubric=item.description)
             for p, text, item in asked

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.tracking.whole import read_sealed, trouble_with
+from grpo_lab.tracking.checksums import damage_of, read_checksummed
 
 FOLDER = Path(__file__).parents[1] / "bases"
 INDEX = FOLDER / "index.json"
@@ -30,7 +30,7 @@ class Shipped:
     @property
     def weights(self) -> Path:
         """The file. Raises ValueError if it is not the one that came with grpo_lab."""
-        if trouble := trouble_with(FOLDER / self.file, self.sha256):
+        if trouble := damage_of(FOLDER / self.file, self.sha256):
             raise ValueError(f"{trouble}; {_REMEDY}")
         return FOLDER / self.file
 
@@ -39,7 +39,7 @@ def shipped() -> list[Shipped]:
     """The index, in its order. Raises ValueError if it was changed, or if it or weights that it names are gone."""
     if not INDEX.is_file():
         raise ValueError(f"{INDEX} is missing; {_REMEDY}")
-    found = [Shipped(**entry) for entry in read_sealed(INDEX, _REMEDY)["bases"]]
+    found = [Shipped(**entry) for entry in read_checksummed(INDEX, _REMEDY)["bases"]]
     if gone := [base.file for base in found if not (FOLDER / base.file).exists()]:
         raise ValueError(f"{FOLDER} lacks {', '.join(gone)}: {_REMEDY}")
     return found

@@ -27,8 +27,8 @@ from grpo_lab.checks import require
 from grpo_lab.policy.loading import Loading, Lora
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.cache import cache_root
+from grpo_lab.tracking.checksums import make_checksummed
 from grpo_lab.tracking.terminal import say
-from grpo_lab.tracking.whole import make_sealed
 from grpo_lab.types import Tensor
 
 # Part of the cache key: raise it when this module's code changes what is written.
@@ -108,7 +108,7 @@ class Smollm2(Model):
         Other processes that need it wait for the one that converts. An interrupted one leaves nothing that could be
         taken for a model. Raises ValueError that says what is missing, or is not what was written.
         """
-        return make_sealed(self._folder, self._make)
+        return make_checksummed(self._folder, self._make)
 
     def key(self) -> str:
         """Sixteen hexadecimal digits that name the folder; where a copy of the file lies is no part of them."""
@@ -116,7 +116,7 @@ class Smollm2(Model):
         return hashlib.sha256(written.encode()).hexdigest()[:16]
 
     def written(self) -> dict[str, Any]:
-        """What decides on the folder's content, as plain values."""
+        """The values that determine the folder's content, as plain values."""
         given = {name: value for name, value in asdict(self).items() if name not in ("file", "lora")}
         return {"code_version": CODE_VERSION, **given}
 

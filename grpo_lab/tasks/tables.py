@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_lab.checks import require
-from grpo_lab.tasks.base import SPLITS, ForeignTask
+from grpo_lab.tasks.base import SPLITS, ExternalTask
 from grpo_lab.tasks.columns import Columns, as_text, is_file, open_columns
 from grpo_lab.tasks.math_answers import last_box
 from grpo_lab.tricks.question_filter import word_runs
@@ -107,12 +107,12 @@ class Table:
 
     @property
     def at_hand(self) -> bool:
-        """Whether its rows are on this machine."""
+        """True if its rows are on this machine."""
         return Path(self.path).expanduser().exists()
 
     @property
     def source(self) -> tuple[str, str, str, str]:
-        """What tells rows of two tables apart; how they are read does not. A file has one split."""
+        """The key that distinguishes rows of two tables, whichever way they are read. A file has one split."""
         return (self.path, "", "", "") if is_file(self.path) else (self.path, self.subset, self.split, self.revision)
 
     def rows(self) -> tuple[TableRow, ...]:
@@ -289,7 +289,7 @@ def _row(
 
 
 def _at(place: _ColumnPath, value: Any, what: str) -> tuple[Any, str]:
-    """What stands at a place of a row, and the system message of the conversation that it is from.
+    """The value at a place of a row, and the system message of the conversation that it is from.
 
     Of a conversation the question is the user's message. Raises _Unusable if there is none, or more to read than that.
     """
@@ -380,7 +380,7 @@ def _part(text: str, what: str, place: str, pattern: str) -> str:
 
 
 def _details(places: Sequence[_ColumnPath], values: Mapping[str, Any]) -> str:
-    """What else a grader needs: a text as it is, anything else as JSON; several columns as an object of their names."""
+    """More input of a grader: a text as it is, anything else as JSON; several columns as an object of their names."""
     found = {place.written: _at(place, values[place.column], "details")[0] for place in places}
     value = found if len(places) > 1 else next(iter(found.values()))
     if value is None or isinstance(value, str):
@@ -415,11 +415,11 @@ def _levels(texts: Sequence[str]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TableTask(Table, ForeignTask):
+class TableTask(Table, ExternalTask):
     """A table of questions for training, and where held-out and downstream questions come from.
 
-    `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the
-    question, so many to each and at most a fifth. A training question that is asked there too is left out, also if it
+    `heldout` and `downstream` may name the training table again: then its rows are divided by a hash of the question,
+    an equal number to each and at most a fifth. A training question that is asked there too is left out, also if it
     differs in case or blanks.
 
     With bounds other than 0 and 1, training questions whose `pass_rate` lies outside them or is not known are left out.
@@ -439,7 +439,7 @@ class TableTask(Table, ForeignTask):
 
     def __post_init__(self) -> None:
         Table.__post_init__(self)
-        ForeignTask.__post_init__(self)
+        ExternalTask.__post_init__(self)
         require_share(self.unreadable_share)
         low, high = self.lowest_pass_rate, self.highest_pass_rate
         require(0 <= low <= 1, "lowest_pass_rate", low, "in [0, 1]", "it is a share of answers")
@@ -464,7 +464,7 @@ class TableTask(Table, ForeignTask):
         return super().at_hand and self.heldout.at_hand and self.downstream.at_hand
 
     def within_bounds(self, row: TableRow) -> bool:
-        """Whether the row may be trained on by its pass rate."""
+        """True if the row may be trained on by its pass rate."""
         if not self._bounded:
             return True
         return row.pass_rate is not None and self.lowest_pass_rate <= row.pass_rate <= self.highest_pass_rate

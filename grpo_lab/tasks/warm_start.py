@@ -40,8 +40,8 @@ from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.cache import cache_root
 from grpo_lab.tasks.shipped import find_shipped
 from grpo_lab.tasks.verifiers import Strict
+from grpo_lab.tracking.checksums import make_checksummed
 from grpo_lab.tracking.terminal import Terminal
-from grpo_lab.tracking.whole import make_sealed
 from grpo_lab.types import Problem, Tensor
 
 # Part of the cache key: raise it when this module's code changes what a recipe produces.
@@ -69,7 +69,7 @@ class ArithmeticBase(Model):
 
     place: ClassVar[str] = "cpu"  # the device it is built on
 
-    base: int  # bases of one recipe differ in their random numbers alone
+    base: int  # bases of one recipe differ only in their random numbers
     threads: int  # CPU threads while building; the process may use another number otherwise
     # architecture
     hidden_size: int
@@ -162,7 +162,7 @@ class ArithmeticBase(Model):
         need it wait for the one that builds. An interrupted build leaves nothing that could be taken for a model.
         Raises ValueError if the files are not those that were written.
         """
-        return make_sealed(self._folder, self._make)
+        return make_checksummed(self._folder, self._make)
 
     def _make(self, folder: Path) -> None:
         came = find_shipped(self.key())

@@ -18,7 +18,7 @@ from grpo_lab.types import NoiseKey, Problem
 class Weighted(Grader):
     """The sum of the rewards of several graders, each times its weight.
 
-    The outcome, which accuracy counts, is that of the part `outcome_of` alone, and `correct` and `wrong` are that
+    Correctness, which accuracy counts, is that of the part `outcome_of`, and `correct` and `wrong` are that
     part's, before its weight. Each part is a component of the reward.
     A response that one part failed on has failed as a whole: without that part its reward is not known.
     """

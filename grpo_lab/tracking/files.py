@@ -51,7 +51,7 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     Creates the parent folder. Text is UTF-8. Raises RunFolderError.
     """
     payload = content.encode() if isinstance(content, str) else content
-    write_whole(path, lambda temporary: temporary.write_bytes(payload))
+    write_atomically(path, lambda temporary: temporary.write_bytes(payload))
 
 
 def write_json(path: Path, value: Any, sort: bool = True, indent: int | None = 2) -> None:
@@ -63,7 +63,7 @@ def write_json(path: Path, value: Any, sort: bool = True, indent: int | None = 2
     atomic_write(path, json.dumps(value, indent=indent, sort_keys=sort, allow_nan=False, separators=separators) + "\n")
 
 
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file beside `path`, then move it into place; it is on disk on return."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):

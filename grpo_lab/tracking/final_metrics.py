@@ -1,4 +1,4 @@
-"""What trackers' pages compare runs by: one value a run of rewards and accuracies, in the words of analysis.
+"""Metrics by which pages of trackers compare runs: one value a run of rewards and accuracies, in the words of analysis.
 
 `at_budget/<metric>` is the value at the run's own full budget X, `auc/<metric>` the mean of its curve over the share
 of X that was spent. They are made of the run folder and sent once, when the run is done; the folder does not hold

@@ -1,4 +1,4 @@
-"""What evaluation harnesses measured of a run's checkpoints: sealed files in the run's folder, beside its own log.
+"""Results of evaluation harnesses for a run's checkpoints: checksummed files in the run's folder, beside its own log.
 
     harness/<suite>/step=000100.json      what was measured, of which weights, and how; sealed with a digest
     harness/<suite>/step=000100.parquet   every question, response and score
@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.checksums import CHECKSUM, read_checksummed, read_json, with_checksum
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.whole import SEAL, read_json, read_sealed, sealed
 
 FOLDER = "harness"
 AGAIN = "evaluate again with `grpo-lab evaluate ... --again`, or remove the file"
@@ -27,7 +27,7 @@ AGAIN = "evaluate again with `grpo-lab evaluate ... --again`, or remove the file
 
 @dataclass(frozen=True)
 class HarnessResult:
-    """What one harness measured on one task, of the weights after one step.
+    """The result of one harness on one task, for the weights after one step.
 
     `metrics` maps each metric to its value and stderr; `metric` is the one that counts as accuracy. `questions` is a
     hash of all prompts and targets, `weights` the fingerprint of the weights. `history` is a hash of the run's log up
@@ -79,15 +79,15 @@ def result_path(folder: Path, suite: str, step: int) -> Path:
 def write_result(folder: Path, result: HarnessResult) -> Path:
     """Write it, replacing an earlier one; returns its path. Raises RunFolderError."""
     path = result_path(folder, result.suite, result.step)
-    write_json(path, sealed(asdict(result)), sort=False)
+    write_json(path, with_checksum(asdict(result)), sort=False)
     return path
 
 
 def read_result(path: Path) -> HarnessResult:
     """Read what `write_result` wrote. Raises ValueError with a remedy if it is not what was written."""
-    content = read_sealed(path, AGAIN)
+    content = read_checksummed(path, AGAIN)
     try:
-        return HarnessResult(**{name: value for name, value in content.items() if name != SEAL})
+        return HarnessResult(**{name: value for name, value in content.items() if name != CHECKSUM})
     except TypeError as error:
         raise ValueError(f"{path} was written by another version of grpo_lab ({error}): {AGAIN}") from error
 

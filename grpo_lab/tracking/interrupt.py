@@ -59,7 +59,7 @@ def hear(together_seconds: float) -> None:
 
 
 def asked() -> bool:
-    """Whether a signal has asked this process to end."""
+    """True if a signal has asked this process to end."""
     return _asked
 
 
@@ -70,7 +70,7 @@ def take_time() -> None:
 
 
 def may_take_time() -> bool:
-    """Whether `take_time` was called."""
+    """True if `take_time` was called."""
     return _unhurried
 
 

@@ -65,7 +65,7 @@ REGISTRY: tuple[Metric, ...] = (
         "reward/outcome",
         "share",
         "mean over graded responses",
-        "the training verifier outcome of every finished group, before any filter",
+        "correctness by the training verifier of every finished group, before any filter",
     ),
     Metric("reward/component/*", "reward", "mean over graded responses", "one named part of the reward"),
     Metric("reward/source/*", "reward", "mean over responses of a source", "reward/mean, of one part of a mixture"),
@@ -76,7 +76,9 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over trained responses",
         "reward of the responses in the loss, without a kl penalty",
     ),
-    Metric("reward/in_loss_outcome", "share", "mean over trained responses", "verifier outcome in the loss"),
+    Metric(
+        "reward/in_loss_outcome", "share", "mean over trained responses", "correctness of the responses in the loss"
+    ),
     Metric("reward/in_loss_component/*", "reward", "mean over trained responses", "one named part of that reward"),
     Metric("reward/evolving_rubrics", "rubrics", "mean over groups", "evolving rubrics a group was graded by"),
     Metric("reward/group_std", "reward", "mean over groups", "standard deviation of rewards within a group, ddof 0"),
@@ -94,7 +96,7 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over correct responses",
         "responses that the training verifier calls right and the token limit ended; absent if none is right",
     ),
-    Metric("rollout/frac_zero_std", "share", "mean over groups", "groups whose verifier outcomes are all equal"),
+    Metric("rollout/frac_zero_std", "share", "mean over groups", "zero-variance groups: all right or all wrong"),
     Metric(
         "rollout/trained",
         "share",
@@ -142,7 +144,7 @@ REGISTRY: tuple[Metric, ...] = (
         "rollout/staleness", "updates", "mean over sampled tokens", "learner's updates since the weights that drew it"
     ),
     Metric("rollout/staleness_max", "updates", "max over sampled tokens", "staleness of the oldest token"),
-    Metric("staleness/*", "share", "mean over sampled tokens", "tokens that are so many updates old: a histogram"),
+    Metric("staleness/*", "share", "mean over sampled tokens", "tokens by age in updates: a histogram"),
     Metric("rollout/longest", "tokens", "max over all responses", "decoding steps that the step's responses took"),
     Metric("advantage/mean", "advantage", "mean over trained responses", "mean advantage in the loss"),
     Metric("advantage/absolute", "advantage", "mean over trained responses", "mean |advantage| in the loss"),
@@ -166,7 +168,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/updates", "updates", "sum", "optimiser steps taken"),
     Metric("train/skipped_updates", "updates", "sum", "optimiser steps left out: no token was in the loss"),
     Metric(
-        "train/read_share",
+        "train/scored_share",
         "share",
         "mean over tokens of the loss",
         "tokens in the training passes, over which all means go",
@@ -212,11 +214,18 @@ REGISTRY: tuple[Metric, ...] = (
         "mean over tokens of the loss",
         "tokens with another gradient than PPO's clip at 0.2 would give them in the same update",
     ),
-    Metric("touched/*", "share", "mean over rows or tokens", "what the trick on this axis changed"),
+    Metric(
+        "active_fraction/*",
+        "share",
+        "mean over rows or tokens",
+        "active fraction: rows or tokens that the trick on this axis changed",
+    ),
     # Factors by which tricks scale the loss: a hidden change of learning rate, which Adam undoes in part.
     Metric("factor/scale", "1", "sum over trained responses", "|advantages| over |centred rewards|"),
     Metric("factor/surrogate", "1", "mean over tokens of the loss", "weight on -advantage times grad log-prob"),
-    Metric("factor/correction", "1", "mean over tokens of the loss", "weight for the sampler not being the learner"),
+    Metric(
+        "factor/correction", "1", "mean over tokens of the loss", "importance correction for sampler-learner mismatch"
+    ),
     Metric("factor/aggregation", "1", "mean over updates", "the loss if every token's loss were 1"),
     Metric("factor/denominator", "1", "sum over updates", "the loss / the loss with original counts"),
     Metric(
@@ -254,9 +263,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("eval/*/source/*", "share", "mean over questions of a source", "right answers to one part of a mixture"),
     Metric("eval/*/accuracy_se", "share", "standard error over questions", "uncertainty of accuracy, one run"),
     Metric("eval/*/pass_at_*", "share", "mean over questions", "unbiased chance that one of k samples is right"),
-    Metric(
-        "eval/probe/best_gap", "share", "mean over questions", "best outcome a question ever had - its accuracy now"
-    ),
+    Metric("eval/probe/best_gap", "share", "mean over questions", "best result a question ever had - its accuracy now"),
     Metric("eval/*/length", "tokens", "mean over questions and samples", "response length"),
     Metric(
         "eval/heldout_training/kl_initial",
@@ -282,7 +289,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("simulated/generating", "share", "of all simulated time", "how long the sampler was busy"),
     Metric("simulated/training", "share", "of all simulated time", "how long the learner was busy"),
     Metric("budget/device_seconds", "s", "sum", "wall time times devices, without evaluation and checkpoints"),
-    Metric("foreign/*", "of the framework", "as logged", "a number of a foreign run without a name here"),
+    Metric("external/*", "of the framework", "as logged", "a number of an external run without a name here"),
     Metric("time/log", "s", "sum over the step", "writing the line before this one, a due checkpoint included"),
     Metric("time/*", "s", "sum over the step", "wall time of one stage of the step"),
     Metric("time/tokens_per_second", "tokens/s", "one step", "generated tokens over the whole step's wall time"),
@@ -361,7 +368,7 @@ AT_BUDGET, AUC = "at_budget/", "auc/"
 SENT: tuple[Metric, ...] = (
     Metric(f"{AT_BUDGET}*/*", "of the metric", "final value", "reward or accuracy at the run's own full budget"),
     Metric(f"{AUC}*/*", "of the metric", "mean over the budget", "area under its curve over the share of that budget"),
-    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, graphics cards"),
+    Metric("system/*", "as it says", "one sample", "the machine beside the run: CPU, memory, disk, GPUs"),
 )
 
 # Metrics that analysis derives from whole curves, per arm or per level; no prediction can name these.
@@ -396,12 +403,14 @@ DIVERGENCE: tuple[Metric, ...] = (
         "median over pairs of evaluations",
         "the same, second half of the budget",
     ),
-    Metric("divergence/onset", "budget", "first of three evaluations", "budget from which the gap is surely above 0"),
+    Metric(
+        "divergence/onset", "budget", "first of three evaluations", "budget from which the gap is significantly above 0"
+    ),
     Metric(
         "divergence/onset_after_peak",
         "budget",
         "first of a run of evaluations",
-        "budget from which downstream accuracy is surely below its peak",
+        "budget from which downstream accuracy is significantly below its peak",
     ),
     Metric(
         "divergence/post_peak_drop",
@@ -516,7 +525,7 @@ def _fits(pattern: str, part: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Whether a run logs such a metric or analysis derives it."""
+    """True if a run logs such a metric or analysis derives it."""
     if name.startswith("average/eval/"):  # evaluations are too few for an average over the run
         return False
     if name.startswith(OF_EVALUATIONS) and not logged_name(name).startswith("eval/"):
@@ -531,7 +540,7 @@ def is_known(name: str) -> bool:
 
 
 def is_asked(name: str) -> bool:
-    """Whether a run or a harness has the suite of an evaluation metric; True for all other metrics."""
+    """True if a run or a harness has the suite of an evaluation metric; True for all other metrics."""
     first, _, rest = logged_name(name).partition("/")
     suite = rest.partition("/")[0]
     asked = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
@@ -551,19 +560,19 @@ def harness_of(metric: str) -> str | None:
     return next((harness for harness in HARNESSES if name.startswith(f"eval/{harness}_")), None)
 
 
-def touched_metric(axis: str) -> str:
+def fraction_metric(axis: str) -> str:
     """The metric for the share of rows or tokens that the trick on this axis changed."""
-    return CLIP_FRACTION if axis == "surrogate" else f"touched/{axis}"
+    return CLIP_FRACTION if axis == "surrogate" else f"active_fraction/{axis}"
 
 
-def axis_touched(name: str) -> str:
-    """The axis of a metric for which `is_touched` holds; undoes `touched_metric`."""
-    return "surrogate" if name == CLIP_FRACTION else name.removeprefix("touched/")
+def axis_of_fraction(name: str) -> str:
+    """The axis of a metric for which `is_active_fraction` holds; undoes `fraction_metric`."""
+    return "surrogate" if name == CLIP_FRACTION else name.removeprefix("active_fraction/")
 
 
-def is_touched(name: str) -> bool:
-    """Whether `touched_metric` returns this name for some axis."""
-    return name == CLIP_FRACTION or name.startswith("touched/")
+def is_active_fraction(name: str) -> bool:
+    """True if `fraction_metric` returns this name for some axis."""
+    return name == CLIP_FRACTION or name.startswith("active_fraction/")
 
 
 def check(metrics: Mapping[str, float | int]) -> Mapping[str, float | int]:

@@ -32,5 +32,5 @@ def shortened(text: str) -> str:
 
 
 def _within(key: str, place: str) -> bool:
-    """Whether a dotted key is `place` or below it; below it alone for `place.*`."""
+    """True if a dotted key is `place` or below it; only below it for `place.*`."""
     return key.startswith(f"{place.removesuffix('.*')}.") or key == place

@@ -1,4 +1,4 @@
-"""The MLflow run of a sweep, parent of the runs of its cells. Like them it mirrors a folder.
+"""The MLflow run of a sweep, parent of the runs of its arms. Like them it copies a folder.
 
 It carries what the sweep asks and found, and at each step the mean of every arm. What was sent stands in mirror.json of
 the sweep's folder, so nothing is sent twice. MLflow takes back neither a point nor a parameter: where one that was sent
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.tracking.arm_means import MEASURES, Point, arm_means
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.mlflow_params import parameters, shortened
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.mlflow_view import MOST_NAMED, VIEW_TAG, membership, saved_view, view_path
 from grpo_lab.tracking.passwords import masked, without_mask
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_status
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 _PATIENCE_SECONDS = 60.0  # wait for another process that sends the same sweep
 _CURSOR = "mirror.json"
@@ -52,7 +52,7 @@ Analyse = Callable[[Path], SweepResults | None]  # of a sweep's folder; None whe
 
 @dataclass
 class _Cursor:
-    """The content of a sweep's mirror.json: which MLflow run mirrors it, and what was sent."""
+    """The content of a sweep's mirror.json: which MLflow run copies it, and what was sent."""
 
     uri: str
     experiment_id: str
@@ -85,7 +85,7 @@ def announce_sweep(folder: Path, running: bool, uri: str | None = None, analyse:
     try:
         sync_sweep(folder, place, experiment, "RUNNING" if running else None, analyse)
     except Exception as error:
-        # No error here may stop the cells: their folders have everything.
+        # No error here may stop the runs: their folders have everything.
         logger.warning(
             "MLflow does not take the sweep (%s); it goes on, and `grpo-lab sync %s` sends what is missing",
             first_line(error),
@@ -129,7 +129,7 @@ def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
 
     Raises whatever MLflow does where the store does not answer.
     """
-    place = mirrored_at(folder)
+    place = exported_to(folder)
     if place is None:
         return False
     uri = without_mask(place.uri)
@@ -139,8 +139,8 @@ def send_figures(folder: Path, paths: Sequence[Path]) -> bool:
         return _send_files(folder, client, sent, {f"figures/{path.name}": path.read_bytes() for path in paths})
 
 
-def mirrored_at(folder: Path) -> SweepInMlflow | None:
-    """Where the sweep in `folder` was sent; None for nowhere. Reads the folder alone."""
+def exported_to(folder: Path) -> SweepInMlflow | None:
+    """Where the sweep in `folder` was sent; None for nowhere. Reads only the folder."""
     path = folder / _CURSOR
     if not path.exists():
         return None
@@ -274,7 +274,7 @@ def _parameters(folder: Path, record: SweepRecord) -> dict[str, str]:
 
 
 def _described(folder: Path, cell: CellRecord) -> dict[str, Any] | None:
-    """The run.json of a cell's run; None before it has begun."""
+    """The run.json of a run; None before it has begun."""
     path = folder.parent.parent / cell.folder / "run.json"
     return read_json(path, AFRESH) if path.exists() else None
 
@@ -387,7 +387,7 @@ def _note(
     # First: what stands further down cannot be clicked before *Show more*.
     said = [f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**"]
     said += [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
-    said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} cells."]
+    said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} runs."]
     last = ["\n".join(["**Runs of it that ran under another sweep**", *elsewhere])] if elsewhere else []
     last += [f"**Command.** `{shlex.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
     if results is not None:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from grpo_lab.tracking.checksums import AFRESH, AGAIN, MANIFEST, read_json
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.harness_results import outdated, protocols, read_results
@@ -28,11 +29,11 @@ from grpo_lab.tracking.mlflow_parent import ENTRIES_PER_BATCH, POINTS_PER_BATCH,
 from grpo_lab.tracking.mlflow_store import check_uri, first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.mlflow_view import membership
 from grpo_lab.tracking.passwords import masked, without_mask
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import StepReader, StepRecord, was_interrupted
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep
 from grpo_lab.tracking.system_metrics import SYSTEM, read_samples
-from grpo_lab.tracking.whole import AFRESH, AGAIN, MANIFEST, read_json
 
 HARNESS_TAG = "harness"  # how harnesses evaluated the run
 ARTIFACT_BYTES = 5_000_000
@@ -48,7 +49,7 @@ logger = logging.getLogger("grpo_lab.tracking")
 
 @dataclass
 class _Cursor:
-    """The content of mirror.json: which MLflow run mirrors this folder, and how much was sent to it."""
+    """The content of mirror.json: which MLflow run copies this folder, and how much was sent to it."""
 
     uri: str
     experiment: str
@@ -64,14 +65,14 @@ class _Cursor:
 
 
 class FolderSender(ABC):
-    """What sends one run folder to one tracker. Every method may raise."""
+    """The sender of one run folder to one tracker. Every method may raise."""
 
     @abstractmethod
     def push(self, live: bool, patience: float, give_up: Callable[[], bool]) -> int:
         """Send new steps and the run's status; return the number of points sent.
 
         `live` is whether the run is still running. Waits at most `patience` seconds for another process that
-        mirrors the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
+        copies the same folder, then raises RunFolderBusyError. Stops between batches once `give_up()` is true.
         """
 
 
@@ -89,7 +90,7 @@ class Sender(FolderSender):
         tracking = self.run["tracking"] or {"uri": None, "experiment": "grpo_lab"}
         self.experiment = tracking["experiment"]
         if (place := uri or tracking["uri"]) is None:
-            raise ValueError(f"{folder} was run with tracking=none: say where to mirror it with a uri")
+            raise ValueError(f"{folder} was run with tracking=none: say where to export it with a uri")
         self.uri = without_mask(place)
         check_uri(self.uri)
         self._client: Any = None
@@ -156,7 +157,7 @@ class Sender(FolderSender):
         elif found.info.lifecycle_stage != "active":
             raise ValueError(
                 f"run {found.info.run_id} was deleted in MLflow: restore it with `mlflow runs restore "
-                f"--run-id {found.info.run_id}`, or delete {self.folder / self.FILE} to mirror it anew"
+                f"--run-id {found.info.run_id}`, or delete {self.folder / self.FILE} to export it anew"
             )
         self._save_cursor()
         self._describe(client, found, self._parent(client, experiment_id))
@@ -228,7 +229,7 @@ class Sender(FolderSender):
         """The run's description in MLflow: the loss it optimises, then its folder."""
         run, path = self.run, self.folder / "explanation.txt"
         where = (
-            f"Recipe {run['recipe']}, seed {run['seed']}. A mirror of the run folder `{self.folder.resolve()}`, which "
+            f"Recipe {run['recipe']}, seed {run['seed']}. A copy of the run folder `{self.folder.resolve()}`, which "
             "holds what MLflow does not: tables, checkpoints, diff."
         )
         if not path.exists():
@@ -355,8 +356,8 @@ class Sender(FolderSender):
         if status == "RUNNING":
             return
         if status == "FINISHED":
-            inert = read_json(self.folder / "DONE", AGAIN).get("inert", [])
-            self._client.set_tag(self.run_id, "inert", ", ".join(inert) or "nothing", synchronous=True)
+            no_ops = with_done_fields(read_json(self.folder / "DONE", AGAIN)).get("no_ops", [])
+            self._client.set_tag(self.run_id, "no_ops", ", ".join(no_ops) or "nothing", synchronous=True)
         info = self._client.get_run(self.run_id).info
         if (info.status, info.end_time) != (status, ended):
             self._client.set_terminated(self.run_id, status, ended)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from grpo_lab.tracking.files import locked, write_whole
+from grpo_lab.tracking.files import locked, write_atomically
 from grpo_lab.tracking.passwords import masked
 
 STORE_LOCK_SECONDS = 120.0  # enough for eight processes that open a new store one after another on a slow disk
@@ -98,7 +98,7 @@ def prepare_store(uri: str, experiment: str) -> str:
         if not database.exists():
             for leftover in database.parent.glob(f".{database.name}.*.tmp*"):  # from a killed process
                 leftover.unlink()
-            write_whole(database, lambda path: _make_tables(path, artifacts))
+            write_atomically(database, lambda path: _make_tables(path, artifacts))
         _refuse_half_made(database)
         _allow_readers_while_writing(database)
         return _experiment_id(uri, experiment, artifacts)

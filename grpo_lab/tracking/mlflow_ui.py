@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo_lab.tracking.mlflow_parent import Analyse, mirrored_at, sync_sweep
+from grpo_lab.tracking.mlflow_parent import Analyse, exported_to, sync_sweep
 from grpo_lab.tracking.mlflow_store import ENVIRONMENT, first_line
 from grpo_lab.tracking.mlflow_view import runs_path, view_path
 from grpo_lab.tracking.sweep_record import FILE, read_sweep
@@ -52,7 +52,7 @@ def _pages(runs: Path, database: Path, here: str, analyse: Analyse, say: Callabl
     """A line for each sweep that was sent, with the address of its page; the newest first."""
     folders = [path.parent for path in runs.glob(f"sweeps/*/{FILE}")]
     for folder in sorted(folders, key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True):
-        record, place = read_sweep(folder), mirrored_at(folder)
+        record, place = read_sweep(folder), exported_to(folder)
         if place is None:
             continue
         if not place.has_view:
@@ -71,7 +71,7 @@ def _pages(runs: Path, database: Path, here: str, analyse: Analyse, say: Callabl
 
 
 def _is_file(uri: str, database: Path) -> bool:
-    """Whether the URI is that of this SQLite file, whatever links lead there."""
+    """True if the URI is that of this SQLite file, whatever links lead there."""
     return uri.startswith(_SQLITE) and Path(uri.removeprefix(_SQLITE)).resolve() == database
 
 

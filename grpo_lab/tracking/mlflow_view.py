@@ -47,7 +47,7 @@ def arm_label(arm: str, level: str) -> str:
 
 
 def membership(record: SweepRecord, folder: str) -> dict[str, str]:
-    """The tag of the run in `folder`, relative to the folder of runs; none where no cell of the sweep is that run.
+    """The tag of the run in `folder`, relative to the folder of runs; none where no run of the sweep is that run.
 
     Of a run that is two arms by construction its value names both.
     """
@@ -89,7 +89,7 @@ def view_state(record: SweepRecord) -> dict[str, Any]:
     charts += [_scatter(finals[REWARD], finals[name]) for name in (HELDOUT, DOWNSTREAM)]
     return {
         "searchFilter": f"tags.`{tag}` != ''",
-        # By date, MLflow would add the sweep's own run to those of its cells.
+        # By date, MLflow would add the sweep's own run to those of its runs.
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "startTime": "ALL",

@@ -1,4 +1,4 @@
-"""What produced a run: command, code, packages and machine, without importing anything heavy.
+"""The provenance of a run: command, code, packages and machine, without importing anything heavy.
 
 A part that is not available (no git, no GPU) is recorded as absent and never stops a run. No host or user
 name is written, so that a run folder can be published.
@@ -166,7 +166,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _of_code(path: str) -> bool:
-    """Whether a run may read a file of the repository: Python, and configuration outside `experiments`.
+    """True if a run may read a file of the repository: Python, and configuration outside `experiments`.
 
     A declaration of an experiment is kept with its sweep, and what it sets is in the identity of every run.
     """

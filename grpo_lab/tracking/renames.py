@@ -1,6 +1,7 @@
 """Old names in earlier runs, saved data and declarations, and today's names for them.
 
 Files on disk stay as they were written; readers translate old names to today's, so a rename loses no record.
+`grpo_lab.renamed` does the same for the code of plugins.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ METRICS = {
     "time/score": "time/logprobs",
     "touched/surrogate": "train/clip_fraction",
     "train/k3_old": "train/approx_kl",
+    "train/read_share": "train/scored_share",
     "wish/miss": "target_length/error",
     "wish/slope": "target_length/slope",
     "wish/tokens": "target_length/mean",
 }
-_METRIC_FAMILIES = {"reward/kept_component/": "reward/in_loss_component/"}
+_METRIC_FAMILIES = {
+    "reward/kept_component/": "reward/in_loss_component/",
+    "touched/": "active_fraction/",
+    "foreign/": "external/",
+}
+DONE_FIELDS = {"inert": "no_ops"}  # also of the runs of saved data, and tags of MLflow
+CLASSES = {"CardBase": "GpuBase"}  # of options, in the identity of a run
+ROLLOUT_COLUMNS = {"counted": "in_statistics", "trained": "in_loss"}
 # The first part of a dotted configuration key.
 KEYS = {
     "pace": "cost_model",
@@ -38,14 +47,14 @@ def metric_name(name: str) -> str:
     """Today's name of a metric; names that never changed stay."""
     if name.startswith(_AVERAGE):
         return _AVERAGE + metric_name(name.removeprefix(_AVERAGE))
-    for old, new in _METRIC_FAMILIES.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return METRICS.get(name, name)
+    if name in METRICS:
+        return METRICS[name]
+    family = next((old for old in _METRIC_FAMILIES if name.startswith(old)), "")
+    return _METRIC_FAMILIES.get(family, "") + name.removeprefix(family)
 
 
 def first_metric_name(name: str) -> str:
-    """The name that a metric had first, by which declarations are told apart; undoes `metric_name`."""
+    """The name that a metric had first, by which declarations are distinguished; undoes `metric_name`."""
     if name.startswith(_AVERAGE):
         return _AVERAGE + first_metric_name(name.removeprefix(_AVERAGE))
     for old, new in _METRIC_FAMILIES.items():
@@ -67,6 +76,13 @@ def with_metric_names(numbers: Mapping[str, Value]) -> dict[str, Value]:
     return {metric_name(name): value for name, value in numbers.items()}
 
 
-def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value]:
-    """The same values, each under today's name of its key."""
-    return {config_key(key): value for key, value in config.items()}
+def with_done_fields(record: Mapping[str, Value]) -> dict[str, Value]:
+    """The same values, each under today's name of its field in the file DONE."""
+    return {DONE_FIELDS.get(name, name): value for name, value in record.items()}
+
+
+def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value | str]:
+    """The same values, each under today's name of its key; of classes of options the value is today's name too."""
+    today: dict[str, Value | str] = {config_key(key): value for key, value in config.items()}
+    classes = {key: str(value) for key, value in today.items() if key.endswith(".class")}
+    return today | {key: CLASSES.get(name, name) for key, name in classes.items()}

@@ -35,7 +35,7 @@ from grpo_lab.tracking.run_reader import STOP, Status, parse_line, run_status
 
 FSYNC_SECONDS = 5.0  # at most this much of a run is lost when the machine, not the process, dies
 LOCK_PATIENCE_SECONDS = 1.0  # longer than `is_held`, which takes the lock for microseconds
-MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be mirrored
+MAX_NAME_LENGTH = 250  # characters; MLflow's limit, kept here so that every recorded name can be exported
 NAME = re.compile(r"\w[\w.\- :]*(/\w[\w.\- :]*)*")
 
 logger = logging.getLogger("grpo_lab.tracking")
@@ -117,7 +117,7 @@ class RunLog:
         return last
 
     def write_step(self, step: int, metrics: Mapping[str, float | int], timing: Mapping[str, float | int]) -> None:
-        """Append one step: `metrics` depend on the run alone, `timing` holds everything read from a clock.
+        """Append one step: `metrics` depend only on the run, `timing` holds everything read from a clock.
 
         Each file gets one line, written by one system call. Values that are not finite go under "nonfinite". Raises
         ValueError if steps do not increase or MLflow would not accept a name. Raises RunFolderError if the disk
@@ -159,7 +159,7 @@ class RunLog:
 
     @property
     def empty(self) -> bool:
-        """Whether no step is logged."""
+        """True if no step is logged."""
         return os.fstat(self._metrics).st_size == 0
 
     def stamp(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ Status = Literal["new", "partial", "failed", "done"]
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a living process, this one included, has a RunLog open on `folder`."""
+    """True if a living process, this one included, has a RunLog open on `folder`."""
     try:
         descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def run_status(folder: Path) -> Status:
 
 
 def was_interrupted(folder: Path) -> bool:
-    """Whether Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
+    """True if Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
     return interrupted_in_words(folder) is not None
 
 
@@ -76,7 +76,7 @@ def interrupted_in_words(folder: Path, since: float = 0.0) -> str | None:
 
 
 def was_stopped(folder: Path) -> bool:
-    """Whether `grpo-lab stop` ended the last attempt at a run, and no error did first."""
+    """True if `grpo-lab stop` ended the last attempt at a run, and no error did first."""
     return (folder / STOP).exists() and (run_status(folder) in ("new", "partial") or was_interrupted(folder))
 
 
@@ -131,13 +131,13 @@ def gpu_peak(folder: Path) -> float:
 
 
 def was_exhausted(folder: Path) -> bool:
-    """Whether the last attempt at a run ended since nothing was left to train on; another would end alike."""
+    """True if the last attempt at a run ended since nothing was left to train on; another would end alike."""
     path = folder / "error.txt"
     return path.exists() and not (folder / "DONE").exists() and path.read_bytes().startswith(EXHAUSTED.encode())
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether a run needs no further attempt: it is done, or nothing was left to train on."""
+    """True if a run needs no further attempt: it is done, or nothing was left to train on."""
     return run_status(folder) == "done" or was_exhausted(folder)
 
 
@@ -207,7 +207,7 @@ class _Lines:
             if not (isinstance(values, dict) and isinstance(lost, dict) and set(lost.values()) <= NONFINITE.keys()):
                 raise ValueError(
                     f"{self._path} has a line of step {record['step']} that no run writes: it was edited, or the disk "
-                    "fails; restore it from a copy, or run the cell again in another folder"
+                    "fails; restore it from a copy, or start the run again in another folder"
                 )
         if lines:
             self._offset += sum(map(len, lines))

@@ -19,12 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.files import locked, write_json
 from grpo_lab.tracking.final_metrics import final_metrics
 from grpo_lab.tracking.mlflow_sender import FolderSender, ending, points_of
 from grpo_lab.tracking.run_reader import StepReader
 from grpo_lab.tracking.system_metrics import SYSTEM, Sample, read_samples
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 Points = Mapping[str, float | int]
 
@@ -134,7 +134,7 @@ class StepSender(FolderSender):
 
 
 def _finite(points: Points) -> dict[str, float | int]:
-    """What trackers can draw; metrics.jsonl keeps what is not finite."""
+    """The finite values, which trackers can draw; metrics.jsonl keeps the others."""
     return {name: value for name, value in points.items() if math.isfinite(value)}
 
 

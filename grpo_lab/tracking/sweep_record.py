@@ -1,6 +1,6 @@
-"""A sweep's own folder, `<runs_dir>/sweeps/<name>/`: the declaration, its time, and the runs that are its cells.
+"""A sweep's own folder, `<runs_dir>/sweeps/<name>/`: the declaration, its time, and the runs that belong to it.
 
-Analysis finds the runs through sweep.json alone; the runs' folders hold everything else.
+Analysis finds the runs through sweep.json only; the runs' folders hold everything else.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.files import explained, locked, write_json
 from grpo_lab.tracking.passwords import masked
 from grpo_lab.tracking.run_reader import Status, has_ended, is_held, run_status, was_interrupted
-from grpo_lab.tracking.whole import read_json
 
 FILE = "sweep.json"
 
@@ -25,7 +25,7 @@ FILE = "sweep.json"
 class CellRecord:
     """One run of a sweep; `folder` is relative to runs_dir.
 
-    `same_as` is the title of the cell that made this run, where two cells are the same run by construction.
+    `same_as` is the title of the label under which the run was made, where two labels are the same run by construction.
     """
 
     arm: str
@@ -101,11 +101,11 @@ def record_sweep(
     pilot: Sequence[Mapping[str, Any]] = (),
     tuning: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
-    """Write or extend a sweep's record before its first cell starts, and return the sweep's folder.
+    """Write or extend a sweep's record before its first run starts, and return the sweep's folder.
 
-    Cells of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
+    Runs of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
     can still reach them. With `valid` None all stay. A declaration that differs from the last one is added with its
-    time and the number of cells started by then. `starts` is whether this command has anything left to run; if not,
+    time and the number of runs started by then. `starts` is whether this command has anything left to run; if not,
     the recorded command and commit stay. `pilot` and `tuning` replace what was recorded for the same levels and arms.
     Raises RunFolderError.
     """
@@ -152,7 +152,7 @@ def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
 
 
 def sweep_status(folder: Path, record: SweepRecord) -> str:
-    """The sweep's status in MLflow's words: FINISHED, RUNNING while a process holds a cell, FAILED or KILLED.
+    """The sweep's status in MLflow's words: FINISHED, RUNNING while a process holds a run, FAILED or KILLED.
 
     A run with nothing left to train on has not failed.
     """

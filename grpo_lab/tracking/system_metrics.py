@@ -2,7 +2,7 @@
 
     system.jsonl    {"sample": 17, "wall": <unix ms>, "system": {"cpu_utilization_percentage": 98.5, ...}}
 
-Names and units are those of MLflow's own monitor, so that its page of system metrics shows them. Of graphics cards,
+Names and units are those of MLflow's own monitor, so that its page of system metrics shows them. Of GPUs,
 those that NVIDIA's library counts are sampled. Samples are of the whole machine, and no part of the result: the file
 is not in metrics.jsonl, nor is a resumed run the same in it.
 """
@@ -56,11 +56,11 @@ class SystemMonitor:
 
     def _run(self) -> None:
         try:
-            with _cards() as cards:
+            with _gpus() as gpus:
                 number = _cut_partial(self.path)
                 _machine(self.path.parent)  # psutil's first share of busy time is of no interval
                 while not self._ended.wait(self.seconds):
-                    values = _machine(self.path.parent) | cards()
+                    values = _machine(self.path.parent) | gpus()
                     line = {"sample": number, "wall": time.time_ns() // 1_000_000, "system": values}
                     with self.path.open("ab") as file:
                         file.write(json.dumps(line).encode() + b"\n")
@@ -112,8 +112,8 @@ def _machine(folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _cards() -> Iterator[Callable[[], dict[str, float]]]:
-    """What samples NVIDIA's cards; nothing where there is no card, no driver or no nvidia-ml-py."""
+def _gpus() -> Iterator[Callable[[], dict[str, float]]]:
+    """The sampler of NVIDIA's GPUs; it samples nothing without a GPU, a driver or nvidia-ml-py."""
     try:
         import pynvml
 
@@ -126,7 +126,7 @@ def _cards() -> Iterator[Callable[[], dict[str, float]]]:
     def sample() -> dict[str, float]:
         found: dict[str, float] = {}
         for index, handle in enumerate(handles):
-            with suppress(pynvml.NVMLError):  # some cards, and parts of a card, do not tell
+            with suppress(pynvml.NVMLError):  # some GPUs, and parts of a GPU, do not report it
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 found[f"gpu_{index}_memory_usage_megabytes"] = int(memory.used) / 1e6
                 found[f"gpu_{index}_memory_usage_percentage"] = round(int(memory.used) / int(memory.total) * 100, 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from grpo_lab.tracking.files import RunFolderBusyError
-from grpo_lab.tracking.mlflow_mirror import LONGEST_BACKOFF_SECONDS, Mirrored, SyncReport
+from grpo_lab.tracking.mlflow_exporter import LONGEST_BACKOFF_SECONDS, Exported, ExportReport
 from grpo_lab.tracking.mlflow_sender import ending
 from grpo_lab.tracking.mlflow_store import first_line
 from grpo_lab.tracking.run_reader import is_held
@@ -22,7 +22,7 @@ MODES = ("offline", "online")
 
 
 @dataclass(frozen=True)
-class Packaged(Mirrored):
+class Packaged(Exported):
     """A tracker whose package is an extra of grpo_lab, of the same name as its option."""
 
     folder: str  # where the tracker keeps its files, absolute
@@ -82,18 +82,18 @@ class Trackio(Packaged):
         return TrackioSender(folder, self.folder, self.project)
 
 
-def replay(root: Path, tracking: Packaged) -> list[SyncReport]:
+def replay(root: Path, tracking: Packaged) -> list[ExportReport]:
     """Send every run folder under `root` to a tracker, each step once; a failure is told in its report's `error`."""
     found = sorted(path.parent for path in Path(root).rglob("run.json"))
     return [_replay_one(folder, tracking) for folder in found if (folder / "metrics.jsonl").exists()]
 
 
-def _replay_one(folder: Path, tracking: Packaged) -> SyncReport:
+def _replay_one(folder: Path, tracking: Packaged) -> ExportReport:
     live = is_held(folder)
     try:
         sent = tracking.sender(folder).push(live, LONGEST_BACKOFF_SECONDS, lambda: False)
     except (ValueError, RunFolderBusyError) as error:
-        return SyncReport(folder, 0, None, "UNKNOWN", str(error))
+        return ExportReport(folder, 0, None, "UNKNOWN", str(error))
     except Exception as error:  # each package raises errors of its own
-        return SyncReport(folder, 0, None, "UNKNOWN", f"{tracking.name} did not take it: {first_line(error)}")
-    return SyncReport(folder, sent, None, ending(folder, live)[0])
+        return ExportReport(folder, 0, None, "UNKNOWN", f"{tracking.name} did not take it: {first_line(error)}")
+    return ExportReport(folder, sent, None, ending(folder, live)[0])

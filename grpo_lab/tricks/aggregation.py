@@ -52,7 +52,7 @@ class SequenceMean(Aggregation):
     eps: float  # tokens
 
     rows_weigh_alike: ClassVar[bool] = True
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
 
     @property
     def formula(self) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from grpo_lab.renamed import renamed_facts
 from grpo_lab.types import Bool, Float, Tensor
 
 # A smaller difference between two numbers is taken for rounding.
@@ -17,13 +18,16 @@ NEGLIGIBLE = 1e-4
 class Trick:
     """An option on an axis.
 
-    `touches_nothing` marks the option that by definition changes no row and no token: no mask, no penalty, no clip.
+    `is_no_op` marks the option that by definition changes no row and no token: no mask, no penalty, no clip.
     `formula` is what the option computes, in the symbols that `grpo-lab explain` prints. Every option has one. A
     field's name in braces is replaced by its number; write a brace twice to print it.
     """
 
-    touches_nothing: ClassVar[bool] = False
+    is_no_op: ClassVar[bool] = False
     formula: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        renamed_facts(cls, touches_nothing="is_no_op")
 
     def written(self) -> str:
         """The formula with this object's numbers filled in."""
@@ -31,7 +35,7 @@ class Trick:
 
 
 def formula_fault(cls: type[Trick]) -> str:
-    """What is wrong with an option's formula and how to fix it; "" when it can be printed."""
+    """The fault of an option's formula and its fix; "" when it can be printed."""
     text = getattr(cls, "formula", "")
     if not text:
         return (
@@ -58,21 +62,21 @@ def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-def tied(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Bool[Tensor, "P 1"]:
-    """True for groups whose counted values are all equal, or that have no counted row.
+def tied(values: Float[Tensor, "P G"], in_statistics: Bool[Tensor, "P G"]) -> Bool[Tensor, "P 1"]:
+    """True for groups whose values in the statistics are all equal, or that have no row in them.
 
     The largest value is compared with the smallest, which is exact. A standard deviation of equal numbers is not:
     in fp32 eight rewards of 0.9 have a deviation near 6e-8, and an eps of 1e-9 turns that into advantages of 0.9.
     """
-    largest = torch.where(counted, values, -torch.inf).amax(dim=1, keepdim=True)
-    smallest = torch.where(counted, values, torch.inf).amin(dim=1, keepdim=True)
+    largest = torch.where(in_statistics, values, -torch.inf).amax(dim=1, keepdim=True)
+    smallest = torch.where(in_statistics, values, torch.inf).amin(dim=1, keepdim=True)
     return largest <= smallest
 
 
-def counted_mean(values: Float[Tensor, "P G"], counted: Bool[Tensor, "P G"]) -> Float[Tensor, "P 1"]:
-    """Mean over the counted rows of each group; 0 for a group without counted rows."""
-    number = counted.sum(dim=1, keepdim=True)
-    return (values * counted).sum(dim=1, keepdim=True) / number.clamp(min=1)
+def group_mean(values: Float[Tensor, "P G"], in_statistics: Bool[Tensor, "P G"]) -> Float[Tensor, "P 1"]:
+    """Mean over the rows of each group that are in the statistics; 0 for a group without any."""
+    number = in_statistics.sum(dim=1, keepdim=True)
+    return (values * in_statistics).sum(dim=1, keepdim=True) / number.clamp(min=1)
 
 
 def row_mean(values: Float[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> Float[Tensor, "M 1"]:

@@ -12,21 +12,22 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 
 from grpo_lab.checks import require_field, require_positive
-from grpo_lab.tricks.base import Trick, counted_mean, tied
+from grpo_lab.renamed import renamed_facts
+from grpo_lab.tricks.base import Trick, group_mean, tied
 from grpo_lab.tricks.convention import Singleton
 from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
 
 
 class Weights(Enum):
-    """What counts once in a statistic: each row, or each sampled token that rejection left in."""
+    """The unit of a statistic: each row, or each sampled token that rejection left in."""
 
     rows = "rows"
     tokens = "tokens"
 
     def of(self, graded: Graded) -> Float[Tensor, "P G"]:
-        """The weight of each row; 0 for rows that are not counted."""
+        """The weight of each row; 0 for rows that are not in the statistics."""
         weights = graded.sampled_lengths if self is Weights.tokens else torch.ones_like(graded.sampled_lengths)
-        return (weights * graded.counted).to(graded.reward.dtype)
+        return (weights * graded.in_statistics).to(graded.reward.dtype)
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True)
 class Credit:
-    """What a baseline may read of a batch besides the rewards of whole responses.
+    """Inputs of a baseline besides the rewards of whole responses.
 
-    `token_rewards` add up to the row's reward: a KL charge stands at its own token, the rest at the last sampled
-    token. `values` are the critic's estimates for the state before each token; None without a critic.
+    `token_rewards` add up to the row's reward: the KL penalty of a token is its own reward, the rest is at the last
+    sampled token. `values` are the critic's estimates for the state before each token; None without a critic.
     """
 
     rollouts: Rollouts
@@ -66,29 +67,33 @@ class Credit:
 
 @dataclass(frozen=True)
 class Baseline(Trick, ABC):
-    """Subtracts a baseline from rewards. Rows that are not counted get 0 and do not affect other rows.
+    """Subtracts a baseline from rewards. Rows out of the statistics get 0 and do not affect others.
 
     `group_relative`: needs other rows of the group. `centres`: the result has both signs, whatever the signs of the
     rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward. `scales_itself`: the result is already
-    scaled, so a scale would be the second one. `stretches`: equals the group mean up to a factor. `smallest_group`:
-    rows a group needs for an advantage other than 0. `handles_singletons`: a group's only counted row keeps its raw
-    reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`: reads a critic's values.
-    `generates`: samples further responses. `continues`: samples from the middle of a response. `same_for_all`:
-    subtracts one number from all rewards of the batch. `pays_to_go`: leaves out of a token's reward only what was
-    charged before that token.
+    scaled, so a scale would be the second one. `scales_group_mean`: equals the group mean up to a factor.
+    `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`: the only row of a group in
+    the statistics keeps its raw reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`:
+    reads a critic's values. `generates`: samples further responses. `continues`: samples from the middle of a response.
+    `constant_over_batch`: subtracts one number from all rewards of the batch. `reward_to_go`: a token's reward leaves
+    out only the KL penalty of earlier tokens.
     """
 
     group_relative: ClassVar[bool]
     centres: ClassVar[bool] = True
     reads_outcome: ClassVar[bool] = False
     scales_itself: ClassVar[bool] = False
-    stretches: ClassVar[bool] = False
+    scales_group_mean: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
     needs_critic: ClassVar[bool] = False
     generates: ClassVar[bool] = False
     continues: ClassVar[bool] = False
-    same_for_all: ClassVar[bool] = False
-    pays_to_go: ClassVar[bool] = False
+    constant_over_batch: ClassVar[bool] = False
+    reward_to_go: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        renamed_facts(cls, stretches="scales_group_mean", same_for_all="constant_over_batch", pays_to_go="reward_to_go")
 
     @property
     def smallest_group(self) -> int:
@@ -108,22 +113,22 @@ class Baseline(Trick, ABC):
 
 
 def _centre(centred: Float[Tensor, "P G"], graded: Graded, singleton: Singleton) -> Float[Tensor, "P G"]:
-    """`centred` on counted rows, exactly 0 in tied groups. With `Singleton.raw` a lone row keeps its raw reward."""
+    """`centred` in the statistics, exactly 0 in tied groups. With `Singleton.raw` a lone row keeps its raw reward."""
     if singleton is Singleton.raw:
-        alone = graded.counted.sum(dim=1, keepdim=True) == 1
+        alone = graded.in_statistics.sum(dim=1, keepdim=True) == 1
         centred = torch.where(alone, graded.reward, centred)
-        return torch.where(graded.counted & (alone | ~tied(graded.reward, graded.counted)), centred, 0.0)
-    return torch.where(graded.counted & ~tied(graded.reward, graded.counted), centred, 0.0)
+        return torch.where(graded.in_statistics & (alone | ~tied(graded.reward, graded.in_statistics)), centred, 0.0)
+    return torch.where(graded.in_statistics & ~tied(graded.reward, graded.in_statistics), centred, 0.0)
 
 
 @dataclass(frozen=True)
 class GroupMean(Baseline):
     """Subtract the mean reward of the group (GRPO, arXiv:2402.03300).
 
-    centred = reward - mean_g(reward), over counted rows; exactly 0 when the group is tied
+    centred = reward - mean_g(reward), over rows in the statistics; exactly 0 when the group is tied
 
     The mean includes the row itself, which scales the expected gradient by (G - 1)/G. A group with one
-    counted row gets 0.
+    row in the statistics gets 0.
     """
 
     singleton: Singleton
@@ -136,7 +141,7 @@ class GroupMean(Baseline):
         return self.singleton is Singleton.raw
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        return _centre(graded.reward - counted_mean(graded.reward, graded.counted), graded, self.singleton)
+        return _centre(graded.reward - group_mean(graded.reward, graded.in_statistics), graded, self.singleton)
 
 
 @dataclass(frozen=True)
@@ -145,14 +150,14 @@ class LeaveOneOut(Baseline):
 
     centred_i = reward_i - sum_{j != i} reward_j / (n - 1) = n/(n - 1) * (reward_i - mean_g(reward))
 
-    Differs from GroupMean by the factor n/(n - 1), where n is the number of counted rows. The row is not part of
-    its own baseline, so the estimate is unbiased. A group with one counted row gets 0.
+    Differs from GroupMean by the factor n/(n - 1), where n is the number of rows in the statistics. The row is not part
+    of its own baseline, so the estimate is unbiased. A group with one row in the statistics gets 0.
     """
 
     singleton: Singleton
 
     group_relative: ClassVar[bool] = True
-    stretches: ClassVar[bool] = True
+    scales_group_mean: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_{{g without i}}(R)"
 
     @property
@@ -160,9 +165,9 @@ class LeaveOneOut(Baseline):
         return self.singleton is Singleton.raw
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        number = graded.counted.sum(dim=1, keepdim=True).to(graded.reward.dtype)
+        number = graded.in_statistics.sum(dim=1, keepdim=True).to(graded.reward.dtype)
         factor = number / (number - 1).clamp(min=1)
-        centred = factor * (graded.reward - counted_mean(graded.reward, graded.counted))
+        centred = factor * (graded.reward - group_mean(graded.reward, graded.in_statistics))
         return _centre(centred, graded, self.singleton)
 
 
@@ -174,21 +179,21 @@ class NoBaseline(Baseline):
     have one too.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     group_relative: ClassVar[bool] = False
-    same_for_all: ClassVar[bool] = True
+    constant_over_batch: ClassVar[bool] = True
     centres: ClassVar[bool] = False
     formula: ClassVar[str] = "R"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        return torch.where(graded.counted, graded.reward, 0.0)
+        return torch.where(graded.in_statistics, graded.reward, 0.0)
 
 
 @dataclass(frozen=True)
 class BatchMean(Baseline):
     """Subtract the mean reward of the whole batch (REINFORCE++, arXiv:2501.03262).
 
-    centred = reward - sum(weight * reward) / sum(weight), over the counted rows of all groups
+    centred = reward - sum(weight * reward) / sum(weight), over the rows of all groups that are in the statistics
 
     Differs from GroupMean: a prompt's difficulty stays in the advantage. A right answer to an easy prompt is worth
     as much as one to a hard prompt, and a group may have a single response. `by` is what counts once: a row, or a
@@ -198,21 +203,21 @@ class BatchMean(Baseline):
     by: Weights
 
     group_relative: ClassVar[bool] = False
-    same_for_all: ClassVar[bool] = True
+    constant_over_batch: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_batch(R; each of the {by} counts once)"
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         weights = self.by.of(graded)
         mean = (weights * graded.reward).sum() / weights.sum().clamp(min=1)
-        flat = tied(graded.reward.reshape(1, -1), graded.counted.reshape(1, -1))
-        return torch.where(graded.counted & ~flat, graded.reward - mean, 0.0)
+        flat = tied(graded.reward.reshape(1, -1), graded.in_statistics.reshape(1, -1))
+        return torch.where(graded.in_statistics & ~flat, graded.reward - mean, 0.0)
 
 
 @dataclass(frozen=True)
 class LengthWeighted(Baseline):
     """Subtract the group's mean reward weighted by length (OPO, arXiv:2505.23585).
 
-    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over counted rows of the group
+    centred = reward - sum_j(length_j * reward_j) / sum_j(length_j), over rows of the group in the statistics
 
     A length counts the sampled tokens that rejection left in. This baseline has the least variance if a response's
     squared gradient norm grows with its length. Differs from GroupMean: a group's advantages add up to 0 only when
@@ -243,10 +248,10 @@ class PassAtK(Baseline):
     right = (1 - mean) / sigma
     wrong = (1 - mean - C(wrong - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
-    A response gets the standardised best outcome of a subset of k, averaged over all subsets that contain it. At
-    k = 1 this is GroupMean with GroupStd. Differs from them: a group in which every subset has a right answer
-    (wrong < k) gets 0, so easy prompts have no gradient. Reads the outcomes of the n counted rows; a group with
-    n <= k has at most one subset and gets 0. verl's `grpo_passk` differs: it rewards only the best response.
+    A response gets the standardised best outcome of a subset of k, averaged over all subsets that contain it. At k = 1
+    this is GroupMean with GroupStd. Differs from them: a group in which every subset has a right answer (wrong < k)
+    gets 0, so easy prompts have no gradient. Reads the outcomes of the n rows in the statistics; a group with n <= k
+    has at most one subset and gets 0. verl's `grpo_passk` differs: it rewards only the best response.
     """
 
     k: int
@@ -265,10 +270,10 @@ class PassAtK(Baseline):
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         right = graded.outcome > 0.5
-        wrong = (graded.counted & ~right).sum(dim=1).tolist()
-        pairs = [self._pair(n, w) for n, w in zip(graded.counted.sum(dim=1).tolist(), wrong)]
+        wrong = (graded.in_statistics & ~right).sum(dim=1).tolist()
+        pairs = [self._pair(n, w) for n, w in zip(graded.in_statistics.sum(dim=1).tolist(), wrong)]
         worth = torch.tensor(pairs, dtype=graded.reward.dtype).reshape(-1, 2)
-        return torch.where(graded.counted, torch.where(right, worth[:, :1], worth[:, 1:]), 0.0)
+        return torch.where(graded.in_statistics, torch.where(right, worth[:, :1], worth[:, 1:]), 0.0)
 
     def _pair(self, number: int, wrong: int) -> tuple[float, float]:
         """Advantages of a right and of a wrong response in a group of `number` responses, `wrong` of them wrong."""
@@ -281,15 +286,15 @@ class PassAtK(Baseline):
 
 
 def rewards_by_token(
-    reward: Float[Tensor, "P G"], charges: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]
+    reward: Float[Tensor, "P G"], penalties: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Each charge at its own token, and the row's reward without its charges at its last sampled token; float64."""
-    charges = torch.where(sampled_mask, charges.to(reward.dtype), 0.0)
+    """Each token's KL penalty, and the rest of the row's reward at its last sampled token; float64."""
+    penalties = torch.where(sampled_mask, penalties.to(reward.dtype), 0.0)
     columns = torch.arange(1, sampled_mask.shape[1] + 1)
     last = (sampled_mask * columns).amax(dim=1) - 1
-    at_the_end = torch.zeros_like(charges)
-    at_the_end[torch.arange(len(last)), last.clamp(min=0)] = reward.flatten() - charges.sum(dim=1)
-    return charges + at_the_end
+    at_the_end = torch.zeros_like(penalties)
+    at_the_end[torch.arange(len(last)), last.clamp(min=0)] = reward.flatten() - penalties.sum(dim=1)
+    return penalties + at_the_end
 
 
 @dataclass(frozen=True)
@@ -323,7 +328,7 @@ class Greedy(CreditBaseline):
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "P G"]:
         prompts = [State(place, ()) for place in range(len(credit.rollouts.problems))]
         baseline = credit.estimator.rewards(prompts, 1, greedy=True)
-        return torch.where(graded.counted, graded.reward - baseline, 0.0)
+        return torch.where(graded.in_statistics, graded.reward - baseline, 0.0)
 
 
 @dataclass(frozen=True)
@@ -351,7 +356,7 @@ class MonteCarlo(CreditBaseline):
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
         rollouts, size = credit.rollouts, credit.rollouts.group_size
         lengths, tokens, ends = rollouts.lengths.tolist(), rollouts.tokens.tolist(), credit.estimator.step_ends()
-        rows = graded.counted.flatten().nonzero().flatten().tolist()
+        rows = graded.in_statistics.flatten().nonzero().flatten().tolist()
         starts = {}  # row -> where its steps begin; the end of the last step begins no further one
         for row in rows:
             after = (ends[row].nonzero().flatten() + 1).tolist()
@@ -378,19 +383,19 @@ class ReturnToGo(CreditBaseline):
 
     return_t = sum_{s >= t} r_s;  with k1 in the reward, reward - kl_coef * sum_{s >= t} (old_logprob_s - ref_logprob_s)
 
-    Differs from BatchMean: a token is charged for the KL of itself and later tokens, not for earlier tokens, which it
-    cannot influence. Equals Gae with gamma = lam = 1 and a critic that outputs 0. The paper's whitening over the
+    Differs from BatchMean: a token is penalised for the KL of itself and later tokens, not for earlier tokens, which
+    it cannot influence. Equals Gae with gamma = lam = 1 and a critic that outputs 0. The paper's whitening over the
     batch is a scale here: batch_std_tokens. Injected tokens get 0.
     """
 
     per_token: ClassVar[bool] = True
     centres: ClassVar[bool] = False
-    pays_to_go: ClassVar[bool] = True
+    reward_to_go: ClassVar[bool] = True
     formula: ClassVar[str] = "sum of R_t over t and the tokens after it"
 
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
         to_go = credit.token_rewards.flip(1).cumsum(1).flip(1)
-        return torch.where(credit.rollouts.sampled_mask & graded.counted.flatten()[:, None], to_go, 0.0)
+        return torch.where(credit.rollouts.sampled_mask & graded.in_statistics.flatten()[:, None], to_go, 0.0)
 
 
 @dataclass(frozen=True)
@@ -417,7 +422,7 @@ class Gae(CreditBaseline):
 
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
         assert credit.values is not None, "needs_critic makes the loop compute them"
-        mask = credit.rollouts.sampled_mask & graded.counted.flatten()[:, None]
+        mask = credit.rollouts.sampled_mask & graded.in_statistics.flatten()[:, None]
         return advantage_estimates(credit.token_rewards, credit.values, mask, self.gamma, self.lam)
 
 

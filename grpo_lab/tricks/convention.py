@@ -9,7 +9,7 @@ from grpo_lab.checks import require_field, require_not_negative
 
 
 class Singleton(Enum):
-    """The advantage of a group's only counted row: 0, or its raw reward (verl)."""
+    """The advantage of a group's only row in the statistics: 0, or its raw reward (verl)."""
 
     zero = "zero"
     raw = "raw"
@@ -23,14 +23,14 @@ class AlphaForm(Enum):
 
 
 class CapForm(Enum):
-    """What CISPO's `cap` bounds: the weight itself (TRL), or the weight minus 1 (MiniMax-M1's text, verl)."""
+    """The quantity bounded by CISPO's `cap`: the weight (TRL), or the weight minus 1 (MiniMax-M1's text, verl)."""
 
     absolute = "absolute"
     one_plus = "one_plus"
 
 
 class BoundForm(Enum):
-    """What the bounds of a k1 rejection apply to: the ratio old / sampler, or its inverse (verl)."""
+    """The quantity that the bounds of a k1 rejection apply to: the ratio old / sampler, or its inverse (verl)."""
 
     ratio = "ratio"
     inverse = "inverse"
@@ -44,7 +44,7 @@ class Width(Enum):
 
 
 class Floor(Enum):
-    """What keeps a batch standard deviation above 0: eps added to it or to its variance, or a least variance."""
+    """The term that keeps a batch standard deviation above 0: eps added to it or its variance, or a least variance."""
 
     added = "added"
     in_variance = "in_variance"
@@ -63,8 +63,8 @@ class Convention:
     """Numerical choices on which frameworks differ; options read them through interpolation.
 
     Presets other than `house` are for matching a past run of another framework and are never a default. No preset
-    changes this: a group whose counted rewards are equal has advantages of exactly 0. In other frameworks rounding
-    and eps decide there.
+    changes this: a group whose rewards in the statistics are equal has advantages of exactly 0. In other frameworks
+    rounding and eps decide there.
 
     `std_ddof`: 0 divides a group's squared deviations by n, 1 by n - 1 (Bessel; TRL and verl).
     `std_eps`: added to a group's standard deviation before dividing by it, in reward units.

@@ -74,7 +74,7 @@ def require_bounds(owner: object, low: str, high: str) -> None:
 class NoCorrection(Correction):
     """Trust the sampler: every weight is 1."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "1"
     needs_old_logprobs: ClassVar[bool] = False
 

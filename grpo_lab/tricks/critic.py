@@ -36,7 +36,7 @@ class Critic(ABC):
         return Updates(self.minibatches, self.passes, fresh_optimizer=False)
 
     def policy_waits(self, step: int) -> bool:
-        """Whether step `step` (from 0) trains only the critic."""
+        """True if step `step` (from 0) trains only the critic."""
         return step < self.pretrain_steps
 
 

@@ -236,7 +236,7 @@ def _shuffled(seed: int, source: int, round_: int, size: int) -> tuple[list[int]
 class Uniform(Curriculum):
     """Go through the training split in a new random order each pass."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "each problem once a pass, in a random order"
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
@@ -286,7 +286,7 @@ class Unguessable(Curriculum):
 
     Kimi k1.5 (arXiv:2501.12599) leaves out multiple-choice and true-or-false questions, since a wrong way to a right
     answer earns the reward of a right way. Differs: the paper also leaves out questions that a model answers right
-    without reasoning in one of 8 attempts; here the question alone decides, by what the task says of it.
+    without reasoning in one of 8 attempts; here only the question decides, by what the task says of it.
     """
 
     fewest_answers: int

@@ -28,7 +28,7 @@ class Original(Denominator):
     As in NeMo-RL and OpenRLHF. Only this option keeps the weight of each remaining row unchanged.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     survivors_only: ClassVar[bool] = False
     formula: ClassVar[str] = "all sampled tokens, of rows that left too"
 

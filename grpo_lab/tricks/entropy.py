@@ -47,7 +47,7 @@ class Entropy(Trick, ABC):
 class NoEntropy(Entropy):
     """No entropy term; entropy is only logged."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
@@ -84,7 +84,7 @@ class Adaptive(Entropy):
     coef_{k+1} = clip(coef_k +- delta, 0, largest), + where the step's mean entropy was at or below target
     term       = -coef * entropy where the last step's entropy was at or below target, otherwise 0
 
-    Differs from Bonus: entropy above the target earns nothing. Inert as long as entropy stays above it. Differs from
+    Differs from Bonus: entropy above the target earns nothing. A no-op as long as entropy stays above it. Differs from
     TRL: the coefficient changes once per rollout batch, not once per update. The stored coefficient is negative while
     the term is switched off.
     """

@@ -21,9 +21,9 @@ class Signal(Enum):
 
 
 def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
-    """True for groups whose counted rows all have the same outcome (or the same shaped reward)."""
+    """True for groups whose rows in the statistics all have the same correctness (or the same shaped reward)."""
     values = graded.outcome if signal is Signal.outcome else graded.reward
-    return tied(values, graded.counted)
+    return tied(values, graded.in_statistics)
 
 
 def has_signal(graded: Graded, signal: Signal) -> list[int]:
@@ -53,7 +53,7 @@ class GroupFilter(Trick, ABC):
 
     @property
     def reads_reward(self) -> bool:
-        """Whether the shaped reward decides."""
+        """True if the shaped reward decides."""
         return False
 
     @property
@@ -73,7 +73,7 @@ class GroupFilter(Trick, ABC):
         return Collected(source.groups(number), tuple(range(number)))
 
     def accepts(self, group: Graded) -> bool:
-        """Whether a group [1, G] may take a place in the batch."""
+        """True if a group [1, G] may take a place in the batch."""
         return True
 
     def check_thrown(self, made: Sequence[Groups], thrown: int, number: int) -> None:
@@ -88,7 +88,7 @@ class GroupFilter(Trick, ABC):
 class Keep(GroupFilter):
     """Train on every group. A group without signal gives no gradient but stays in the denominators."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "every group stays"
     removes_rows: ClassVar[bool] = False
 
@@ -97,7 +97,7 @@ class Keep(GroupFilter):
 class Drop(GroupFilter):
     """Remove groups without signal from the batch (ScaleRL, arXiv:2510.13786).
 
-    counted = counted & has_signal;  trained = trained & has_signal
+    in_statistics = in_statistics & has_signal;  in_loss = in_loss & has_signal
 
     Differs from Keep only in batch-wide statistics and, with `denominator: survivors`, in the step size,
     which grows by 1 / (share with signal). With `signal: reward` a shaped reward can keep all-wrong groups in the
@@ -107,7 +107,7 @@ class Drop(GroupFilter):
     signal: Signal
 
     removes_rows: ClassVar[bool] = True
-    formula: ClassVar[str] = "groups of one and the same {signal}: m = 0, and not counted in the statistics"
+    formula: ClassVar[str] = "groups of one and the same {signal}: m = 0, and not in the statistics"
 
     @property
     def reads_reward(self) -> bool:
@@ -115,7 +115,7 @@ class Drop(GroupFilter):
 
     def __call__(self, graded: Graded) -> Graded:
         varied = ~without_signal(graded, self.signal)
-        return replace(graded, counted=graded.counted & varied, trained=graded.trained & varied)
+        return replace(graded, in_statistics=graded.in_statistics & varied, in_loss=graded.in_loss & varied)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Token(Importance):
     log_ratio_t = clip(logprob_t - old_logprob_t, -limit, limit)
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
     formula: ClassVar[str] = "exp(logp - old)"
 

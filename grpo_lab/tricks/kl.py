@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lab.checks import require_not_negative, require_positive
+from grpo_lab.renamed import renamed_facts
 from grpo_lab.tricks.base import Trick
 from grpo_lab.types import Bool, Float, Graded, Tensor, to_groups
 
@@ -30,13 +31,17 @@ class Kl(Trick, ABC):
     shapes_reward: ClassVar[bool] = False
     reads_old: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        renamed_facts(cls, charges="token_penalties")
+
     def __call__(
         self,
         logprobs: Float[Tensor, "M T"],
         old_logprobs: Float[Tensor, "M T"],
         ref_logprobs: Float[Tensor, "M T"] | None,
     ) -> Float[Tensor, "M T"]:
-        """What each token adds to the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
+        """Each token's term of the loss, with gradient through `logprobs`; 0 if the penalty is in the reward."""
         if not self.needs_reference:
             return torch.zeros_like(logprobs)
         assert ref_logprobs is not None, "needs_reference makes the loop compute them"
@@ -46,17 +51,17 @@ class Kl(Trick, ABC):
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         """Coefficient times estimate, given log-prob minus old log-prob and log-prob minus reference log-prob."""
 
-    def charges(
+    def token_penalties(
         self,
         old_logprobs: Float[Tensor, "N T"] | None,
         ref_logprobs: Float[Tensor, "N T"] | None,
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Float[Tensor, "N T"]:
-        """What each token adds to the reward, negative on average, float64; 0 unless `shapes_reward`."""
+        """Each token's KL penalty in the reward, negative on average, float64; 0 unless `shapes_reward`."""
         return torch.zeros(sampled_mask.shape, dtype=torch.float64)
 
-    def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
-        """The record with each response's charges added to its reward; unchanged unless `shapes_reward`."""
+    def shape(self, graded: Graded, penalties: Float[Tensor, "N T"]) -> Graded:
+        """The record with each response's penalties added to its reward; unchanged unless `shapes_reward`."""
         return graded
 
 
@@ -80,7 +85,7 @@ def _written(estimate: str, limit: float) -> str:
 class NoKl(Kl):
     """No KL penalty. The reference is never loaded."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
     needs_reference: ClassVar[bool] = False
 
@@ -95,8 +100,8 @@ class K1Reward(Kl):
     reward_i = reward_i - kl_coef * sum_t (old_logprob_t - ref_logprob_t), before any group statistic
 
     The policy gradient of this reward is the gradient of the reverse KL(pi || ref). As a loss, k1 has an expected
-    gradient of 0. A response is charged for every token, and all its tokens share the sum, as in RLOO. A per-token
-    baseline instead charges each token for itself and later ones: gae, and return_to_go as in REINFORCE++.
+    gradient of 0. A response is penalised for every token, and all its tokens share the sum, as in RLOO. A per-token
+    baseline instead penalises each token for itself and later ones: gae, and return_to_go as in REINFORCE++.
     """
 
     kl_coef: float
@@ -116,7 +121,7 @@ class K1Reward(Kl):
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         return torch.zeros_like(above_ref)
 
-    def charges(
+    def token_penalties(
         self,
         old_logprobs: Float[Tensor, "N T"] | None,
         ref_logprobs: Float[Tensor, "N T"] | None,
@@ -126,8 +131,8 @@ class K1Reward(Kl):
         drift = (old_logprobs - ref_logprobs).to(torch.float64)
         return torch.where(sampled_mask, -self.kl_coef * bounded(drift, self.limit), 0.0)
 
-    def shape(self, graded: Graded, charges: Float[Tensor, "N T"]) -> Graded:
-        return graded.with_component("k1", to_groups(charges.sum(dim=1), graded.reward.shape[1]))
+    def shape(self, graded: Graded, penalties: Float[Tensor, "N T"]) -> Graded:
+        return graded.with_component("k1", to_groups(penalties.sum(dim=1), graded.reward.shape[1]))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Recomputed(OldPolicy):
     nothing else needs these log-probs: the old policy is then the learner, and the ratio is exactly 1.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
     formula: ClassVar[str] = "the learner's log-probs before the first update on these rollouts"
 

@@ -1,6 +1,6 @@
 """Pass rate: which training problems stay, by how often the base model answers them right.
 
-It is measured before the first step, on the training split alone, and kept on disk. What is evaluated stays as it is.
+It is measured before the first step, only on the training split, and kept on disk. What is evaluated stays as it is.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from grpo_lab.tricks.base import Trick
 
 @dataclass(frozen=True)
 class PassRate(Trick, ABC):
-    """What the base model's own answers say of a training problem before RL."""
+    """Pass rate of the base model on a training problem before RL, and what follows from it."""
 
     @property
     def ranks(self) -> bool:
-        """Whether the pass rate becomes the problem's difficulty."""
+        """True if the pass rate becomes the problem's difficulty."""
         return False
 
     @property
     def drops(self) -> bool:
-        """Whether a pass rate or a guess can make a problem leave."""
+        """True if a pass rate or a guess can make a problem leave."""
         return False
 
     @property
     def guesses(self) -> bool:
-        """Whether answers without reasoning are tried."""
+        """True if answers without reasoning are tried."""
         return False
 
 
@@ -38,7 +38,7 @@ class PassRate(Trick, ABC):
 class NotMeasured(PassRate):
     """Train on every problem, however hard."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "problems of every pass rate"
 
 
@@ -51,9 +51,9 @@ class Measured(PassRate):
     The base model, before any fine-tuning, answers as in training, but for the run's seed: all seeds of an arm train on
     the same problems. Responses that the grader failed on do not count; a problem without any other leaves.
 
-    With `tries`, problems that one of so many answers without reasoning solves leave first (Kimi k1.5, 2501.12599): a
-    response begins with the template's interruption, and `guess_tokens` tokens follow. With `ranks_problems` difficulty
-    is 1 + round((1 - rate) * samples) in place of the task's label.
+    With `tries`, problems that one of that number of answers without reasoning solves leave first (Kimi k1.5,
+    2501.12599): a response begins with the template's interruption, and `guess_tokens` tokens follow. With
+    `ranks_problems` difficulty is 1 + round((1 - rate) * samples) in place of the task's label.
 
     All tokens sampled for this open the budget, as those of sft do, whether they were sampled now or by an earlier run.
     """
@@ -99,7 +99,7 @@ class Measured(PassRate):
 
 
 def reason_to_drop(plan: Measured, right: int, graded: int) -> str:
-    """Why a problem with so many right of so many graded answers leaves; "" if it stays."""
+    """Reason why a problem with this many right of its graded answers leaves; "" if it stays."""
     if graded == 0:
         return "ungraded"
     if right == 0 and not plan.unsolved:

@@ -1,6 +1,6 @@
 """Question filter: which training problems stay, by what their question and answer say.
 
-It is applied once, when a run opens, to the training split alone. What is evaluated stays as it is.
+It is applied once, when a run opens, to the training split only. What is evaluated stays as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from grpo_lab.types import Problem
 if TYPE_CHECKING:
     from datasketch import MinHash
 
-# The languages that are told apart: a list of its own, since a short question is as near to Scots as to English.
+# The languages that are distinguished: a list of its own, since a short question is as near to Scots as to English.
 LANGUAGES = (
     "ar", "bg", "bn", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja", "ko",
     "nl", "no", "pl", "pt", "ro", "ru", "sv", "th", "tr", "uk", "vi", "zh",
 )  # fmt: skip
 _FORMULAS = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|[\d_]+", re.DOTALL)
-_FEWEST_LETTERS = 12  # of a text whose language can be told; one sign of Chinese or Japanese counts as three
+_FEWEST_LETTERS = 12  # of a text whose language can be detected; one sign of Chinese or Japanese counts as three
 _PERMUTATIONS = 128  # of a MinHash
 _SEARCHED_BELOW = 0.1  # candidates are of a similarity so much lower, as MinHash misses pairs near its own threshold
 _LOWEST_SEARCHED = 0.1
@@ -88,7 +88,7 @@ class QuestionFilter(Trick, ABC):
 class AllQuestions(QuestionFilter):
     """Train on every problem of the training split."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "every question"
 
     def reasons(self, problems: Sequence[Problem], evaluated: Sequence[str]) -> list[str]:
@@ -107,7 +107,7 @@ class ByText(QuestionFilter):
         near_evaluation  its Jaccard similarity with a question of evaluation is at least `similarity`
         near_duplicate   the same with an earlier training question that stays
 
-    Languages are told without formulas; a text of too few letters stays. Similarity is that of the sets of all
+    Languages are detected without formulas; a text of too few letters stays. Similarity is that of the sets of all
     `run_words` words or signs in a row. MinHash (datasketch) finds candidates, which are compared exactly: a few
     pairs may be missed, and none leaves below it. Differs from AllQuestions: fewer questions, each asked more often.
     """
@@ -140,13 +140,13 @@ class ByText(QuestionFilter):
 
     def reasons(self, problems: Sequence[Problem], evaluated: Sequence[str]) -> list[str]:
         found = [next((form.value for form in self.forms if _RULES[form](one)), "") for one in problems]
-        _mark_foreign(self, problems, found)
+        _mark_other_languages(self, problems, found)
         _mark_overlap(self, problems, evaluated, found)
         _mark_alike(self, problems, evaluated, found)
         return found
 
 
-def _mark_foreign(rule: ByText, problems: Sequence[Problem], found: list[str]) -> None:
+def _mark_other_languages(rule: ByText, problems: Sequence[Problem], found: list[str]) -> None:
     """Write into `found` what is in another language."""
     if not rule.languages:
         return

@@ -28,7 +28,7 @@ class Reference(Trick, ABC):
 class Frozen(Reference):
     """The policy at step 0, unchanged for the whole run."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "the policy at step 0"
     changes: ClassVar[bool] = False
 

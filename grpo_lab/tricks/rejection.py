@@ -66,7 +66,7 @@ class Rejection(Trick, ABC):
 class NoRejection(Rejection):
     """Every sampled token stays."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "every sampled token stays"
     needs_old_logprobs: ClassVar[bool] = False
     removes_rows: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class NoRejection(Rejection):
 
 @dataclass(frozen=True)
 class Bounded(Rejection, ABC):
-    """Base of the options: a statistic of log rho, a bound on it, and whether rejected rows are still counted.
+    """Base of the options: a statistic of log rho, a bound on it, and whether rejected rows stay in the statistics.
 
     `rejected_in_statistics`: false also removes a rejected row from group and batch statistics, so its reward does not
     affect other rows. True leaves it there, as verl, TRL and NeMo-RL do. In statistics weighted by tokens a rejected
@@ -98,9 +98,9 @@ class Bounded(Rejection, ABC):
 
     def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
         left = ~to_groups(stays.any(dim=1), graded.reward.shape[1])
-        counted = graded.counted if self.rejected_in_statistics else graded.counted & ~left
+        in_statistics = graded.in_statistics if self.rejected_in_statistics else graded.in_statistics & ~left
         lengths = to_groups(stays.sum(dim=1), graded.reward.shape[1])
-        return replace(graded, sampled_lengths=lengths, counted=counted, trained=graded.trained & ~left)
+        return replace(graded, sampled_lengths=lengths, in_statistics=in_statistics, in_loss=graded.in_loss & ~left)
 
 
 @dataclass(frozen=True)

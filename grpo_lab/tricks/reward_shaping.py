@@ -1,4 +1,4 @@
-"""Reward shaping: what is added to the reward of the verifier outcome."""
+"""Reward shaping: terms added to the verifier's reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_lab.types import Float, Graded, Tensor
 
 @dataclass(frozen=True)
 class RewardShaping(Trick, ABC):
-    """Adds named components to the reward. The verifier outcome stays unchanged.
+    """Adds named components to the reward. Correctness stays unchanged.
 
     `group_relative`: compares a response with others of its group.
     """
@@ -25,7 +25,7 @@ class RewardShaping(Trick, ABC):
 
     @property
     def out_of_proportion(self) -> bool:
-        """Whether its numbers hardly suit the length of responses."""
+        """True if its numbers hardly suit the length of responses."""
         return False
 
     @property
@@ -48,9 +48,9 @@ class RewardShaping(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoShaping(RewardShaping):
-    """The reward is that of the verifier outcome, with nothing added."""
+    """The reward is the verifier's, with nothing added."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "0"
 
     def lowest(self, correct: float, wrong: float) -> float:
@@ -67,7 +67,7 @@ class SoftOverlong(RewardShaping):
     start   = max_tokens - cache_tokens
     penalty = -factor * (correct - wrong) / 2 * clip((length - start) / cache_tokens, 0, 1)
 
-    Right and wrong responses are both punished, so a truncated wrong one gets less than a short wrong one. Inert when
+    Right and wrong responses are both punished, so a truncated wrong one gets less than a short wrong one. A no-op when
     no response is longer than `start`. The unit of `factor` is (correct - wrong) / 2, which is 1 for DAPO's rewards
     of -1 and 1. So a factor means the same with rewards of 0 and 1.
     """

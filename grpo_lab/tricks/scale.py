@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lab.checks import require_field, require_not_negative
-from grpo_lab.tricks.base import Trick, counted_mean, tied
+from grpo_lab.tricks.base import Trick, group_mean, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
 from grpo_lab.types import Bool, Float, Graded, Tensor
@@ -24,7 +24,7 @@ class Deviation(Enum):
 
 
 class AllWrong(Enum):
-    """What MaxRL gives a response of an all-wrong group: nothing, or -1."""
+    """The advantage that MaxRL gives a response of an all-wrong group: nothing, or -1."""
 
     zero = "zero"
     minus_one = "minus_one"
@@ -70,7 +70,7 @@ class Scale(Trick, ABC):
 
     @abstractmethod
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        """Advantages, float64; rows that are not counted stay exactly 0."""
+        """Advantages, float64; rows out of the statistics stay exactly 0."""
 
     def of_tokens(
         self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
@@ -83,7 +83,7 @@ class Scale(Trick, ABC):
 class GroupStd(Scale):
     """Divide by the standard deviation of the group's rewards (GRPO, arXiv:2402.03300).
 
-    advantage = centred / (std_g(reward) + eps), over counted rows; 0 when the group is tied
+    advantage = centred / (std_g(reward) + eps), over rows in the statistics; 0 when the group is tied
 
     Weights a prompt of pass rate p by about 1/sqrt(p(1 - p)), bounded by sqrt(G - 1): very easy and very hard prompts
     count more. `ddof` 0 is the population formula; 1 is Bessel's, as in TRL and verl. `leave_one_out` is NeMo-RL's:
@@ -113,9 +113,9 @@ class GroupStd(Scale):
         return f"C / (std_{group}(R; ddof {{ddof}}) + {{eps}}){kept}"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        reward, counted = graded.reward, graded.counted
-        number = counted.sum(dim=1, keepdim=True)
-        deviations = (reward - counted_mean(reward, counted)) * counted
+        reward, in_statistics = graded.reward, graded.in_statistics
+        number = in_statistics.sum(dim=1, keepdim=True)
+        deviations = (reward - group_mean(reward, in_statistics)) * in_statistics
         squares = (deviations**2).sum(dim=1, keepdim=True)
         if self.leave_one_out:
             # Without row i, the squares around the mean of the others lose i's own and the shift it caused.
@@ -125,17 +125,17 @@ class GroupStd(Scale):
         std = torch.sqrt(squares / (number - self.ddof).clamp(min=1))
         scaled = torch.where(std > 0, centred / (std + self.eps), centred)
         if self.singleton is Singleton.raw:
-            alone = counted.sum(dim=1, keepdim=True) == 1
-            return torch.where(alone, centred / (1 + self.eps), torch.where(tied(reward, counted), 0.0, scaled))
+            alone = in_statistics.sum(dim=1, keepdim=True) == 1
+            return torch.where(alone, centred / (1 + self.eps), torch.where(tied(reward, in_statistics), 0.0, scaled))
         # In a tied group rounding and eps would decide the result.
-        return torch.where(tied(reward, counted), 0.0, scaled)
+        return torch.where(tied(reward, in_statistics), 0.0, scaled)
 
 
 @dataclass(frozen=True)
 class NoScale(Scale):
     """Use the centred reward unchanged (Dr. GRPO, arXiv:2503.20783): every prompt weighs the same."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     scales_tokens: ClassVar[bool] = True
     formula: ClassVar[str] = "C"
 
@@ -162,7 +162,7 @@ _WRITTEN = {
 
 @dataclass(frozen=True)
 class BatchStd(Scale):
-    """Divide by one standard deviation over the counted rows of the batch (REINFORCE++, Lite PPO, ScaleRL).
+    """Divide by one standard deviation over the rows of the batch in the statistics (REINFORCE++, Lite PPO, ScaleRL).
 
     advantage = centred / (std_batch(x) + eps)      x = centred or raw rewards, each row or token counting once
 
@@ -203,7 +203,7 @@ class BatchStd(Scale):
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         values = graded.reward if self.of is Deviation.raw else centred
-        return _divided(self, centred, values, self.by.of(graded), graded.counted)
+        return _divided(self, centred, values, self.by.of(graded), graded.in_statistics)
 
     def of_tokens(
         self, centred: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], graded: Graded
@@ -215,21 +215,21 @@ class BatchStd(Scale):
         return _divided(self, centred, values, weights, mask)
 
 
-def _divided(scale: BatchStd, centred: Tensor, values: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
-    """`centred` divided by the weighted deviation of `values`; 0 where not counted, or if all values are equal."""
+def _divided(scale: BatchStd, centred: Tensor, values: Tensor, weights: Tensor, in_statistics: Tensor) -> Tensor:
+    """`centred` divided by the weighted deviation of `values`; 0 out of the statistics, or if all values are equal."""
     mean = (weights * values).sum() / weights.sum().clamp(min=1)
     variance = (weights * (values - mean) ** 2).sum() / (weights.sum() - scale.ddof).clamp(min=1)
     divisor = _FLOORED[scale.floor](variance, scale.eps)
-    flat = tied(values.reshape(1, -1), counted.reshape(1, -1))
+    flat = tied(values.reshape(1, -1), in_statistics.reshape(1, -1))
     shifted = centred - mean if scale.recentre else centred
-    return torch.where(counted & ~flat, shifted / divisor, 0.0)
+    return torch.where(in_statistics & ~flat, shifted / divisor, 0.0)
 
 
 @dataclass(frozen=True)
 class GroupMean(Scale):
     """Divide by the group's mean reward (MaxRL, arXiv:2602.02710).
 
-    advantage = centred / mean_g(reward), over counted rows; 0 when the group's mean is 0
+    advantage = centred / mean_g(reward), over rows in the statistics; 0 when the group's mean is 0
 
     With rewards 0 and 1 the expected gradient of a prompt of pass rate p has weight (1 - (1 - p)^(G - 1)) / p. This
     approaches the 1/p of maximum likelihood: hard prompts count more, easy ones do not. `all_wrong: minus_one` gives
@@ -254,18 +254,18 @@ class GroupMean(Scale):
         return self.all_wrong is AllWrong.minus_one
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        assert bool((graded.reward[graded.counted] >= 0).all()), "a rule refuses rewards that can be negative"
-        mean = counted_mean(graded.reward, graded.counted)
+        assert bool((graded.reward[graded.in_statistics] >= 0).all()), "a rule refuses rewards that can be negative"
+        mean = group_mean(graded.reward, graded.in_statistics)
         lost = -1.0 if self.all_wrong is AllWrong.minus_one else 0.0
         scaled = torch.where(mean > 0, centred / torch.where(mean > 0, mean, 1.0), lost)
-        return torch.where(graded.counted, scaled, 0.0)
+        return torch.where(graded.in_statistics, scaled, 0.0)
 
 
 @dataclass(frozen=True)
 class InformativeShare(Scale):
     """Multiply by the inverse share of groups that carry signal (GPG, arXiv:2504.02546).
 
-    advantage = alpha * centred;  alpha = groups / groups whose counted rewards are not all equal
+    advantage = alpha * centred;  alpha = groups / groups whose rewards in the statistics differ
 
     Compensates for the smaller step that groups without signal cause: the factor grows as prompts become all right or
     all wrong. In a batch without any signal alpha is 1. `nonzero_rewards` is verl's alpha, rows / rows whose reward is
@@ -291,11 +291,11 @@ class InformativeShare(Scale):
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
         if self.alpha is AlphaForm.nonzero_rewards:
-            all_of_them = graded.counted.sum()
-            some = (graded.counted & (graded.reward != 0)).sum()
+            all_of_them = graded.in_statistics.sum()
+            some = (graded.in_statistics & (graded.reward != 0)).sum()
         else:
-            all_of_them = graded.counted.any(dim=1).sum()
-            some = (~tied(graded.reward, graded.counted)).sum()
+            all_of_them = graded.in_statistics.any(dim=1).sum()
+            some = (~tied(graded.reward, graded.in_statistics)).sum()
         return centred * torch.where(some > 0, all_of_them.to(centred.dtype) / some.clamp(min=1), 1.0)
 
 

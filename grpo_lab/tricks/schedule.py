@@ -36,12 +36,12 @@ class Schedule(Trick, ABC):
 
     @property
     def keeps_sampler_current(self) -> bool:
-        """Whether every token is sampled by the learner's latest weights."""
+        """True if every token is sampled by the learner's latest weights."""
         return self.ahead == 0
 
     @property
     def overlaps(self) -> bool:
-        """Whether generation runs while the learner trains."""
+        """True if generation runs while the learner trains."""
         return not self.keeps_sampler_current
 
     def batches_due(self, ready: int) -> int:
@@ -56,7 +56,7 @@ class Sync(Schedule):
     Sampler and learner differ only in numerics and within the minibatches of one step. One of the two always waits.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "batch s is drawn by the weights after s steps"
 
     @property
@@ -139,7 +139,7 @@ class Streaming(Schedule, ABC):
     @property
     @abstractmethod
     def keeps_cache(self) -> bool:
-        """Whether responses keep their KV cache from older weights."""
+        """True if responses keep their KV cache from older weights."""
 
     @property
     def ahead(self) -> int:

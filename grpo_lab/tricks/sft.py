@@ -30,7 +30,7 @@ class Sft(Trick, ABC):
 class NoSft(Sft):
     """RL begins with the base model."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "the base model"
 
 
@@ -73,7 +73,7 @@ class Demonstrations(FineTuning):
     """Learn the task's own solutions, which are right and without a detour (a cold start, DeepSeek-R1 2501.12948).
 
     Differs from none: RL begins with a policy that works problems out, and samples nothing for it, so its cost is in
-    `budget/trained_tokens` alone. A task without solutions is refused.
+    `budget/trained_tokens` only. A task without solutions is refused.
     """
 
     formula: ClassVar[str] = (

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.renamed import renamed_fields
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick, row_mean
 from grpo_lab.tricks.convention import CapForm, Scope
 from grpo_lab.types import Bool, Float, Tensor
@@ -17,7 +18,7 @@ from grpo_lab.types import Bool, Float, Tensor
 
 @dataclass(frozen=True)
 class SurrogateInputs:
-    """What a surrogate reads of a microbatch; entries outside `loss_mask` are meaningless.
+    """Inputs of a surrogate for a microbatch; entries outside `loss_mask` are meaningless.
 
     `logprobs` and `log_ratio` carry gradient; the importance axis computes `log_ratio`. `marked` are the tokens that
     `Surrogate.mark` chose.
@@ -30,13 +31,14 @@ class SurrogateInputs:
     marked: Bool[Tensor, "M T"] | None = None
 
 
+@renamed_fields(touched="affected")
 @dataclass(frozen=True)
 class SurrogateLoss:
-    """`token_loss` per token; `weight` multiplies -A * grad logprob in it; `touched`: changed by the trust region."""
+    """`token_loss` per token; `weight` multiplies -A * grad logprob in it; `affected`: changed by the trust region."""
 
     token_loss: Float[Tensor, "M T"]
     weight: Float[Tensor, "M T"]
-    touched: Bool[Tensor, "M T"]
+    affected: Bool[Tensor, "M T"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Ppo(Surrogate):
 
     A token loses its whole gradient once its ratio is beyond the bound on the side its advantage pushes it to. DAPO
     (arXiv:2503.14476) raises the upper bound because 1 + clip_high limits how much a rare token can gain per step.
-    Inert with one on-policy update: every ratio is 1.
+    A no-op with one on-policy update: every ratio is 1.
     """
 
     clip_low: float
@@ -160,7 +162,7 @@ class DualClip(Surrogate):
         loss = torch.where(
             advantages < 0, torch.minimum(single.token_loss, -self.bound * advantages), single.token_loss
         )
-        outside = single.touched | ((advantages < 0) & (tokens.log_ratio.exp() > self.bound))
+        outside = single.affected | ((advantages < 0) & (tokens.log_ratio.exp() > self.bound))
         return SurrogateLoss(loss, single.weight * ~outside, outside)
 
 
@@ -214,7 +216,7 @@ class Reinforce(Surrogate):
     Differs from Ppo: off-policy tokens are neither reweighted nor clipped. On-policy the gradients agree.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     uses_ratio: ClassVar[bool] = False
     needs_drift: ClassVar[bool] = False
     formula: ClassVar[str] = "-A * logp"
@@ -250,8 +252,8 @@ class Sapo(Surrogate):
         gate = torch.sigmoid(tau * (ratio - 1))
         with torch.no_grad():
             weight = 4 * gate * (1 - gate) * ratio
-            touched = (weight - ratio).abs() > NEGLIGIBLE * ratio
-        return SurrogateLoss(-4 / tau * gate * advantages, weight, touched)
+            affected = (weight - ratio).abs() > NEGLIGIBLE * ratio
+        return SurrogateLoss(-4 / tau * gate * advantages, weight, affected)
 
 
 @dataclass(frozen=True)
@@ -352,8 +354,8 @@ class Kimi(Surrogate):
         drift = torch.where(tokens.loss_mask, tokens.log_ratio, 0.0)
         whole = drift.sum(dim=1, keepdim=True)
         loss = -tokens.advantages * tokens.logprobs + self.tau / 2 * drift * whole
-        touched = (self.tau * whole.detach().abs() > NEGLIGIBLE).expand_as(tokens.loss_mask)
-        return SurrogateLoss(loss, torch.ones_like(loss), touched)
+        affected = (self.tau * whole.detach().abs() > NEGLIGIBLE).expand_as(tokens.loss_mask)
+        return SurrogateLoss(loss, torch.ones_like(loss), affected)
 
 
 @dataclass(frozen=True)
@@ -372,8 +374,8 @@ class Topr(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         ratio = tokens.log_ratio.detach().exp()
         weight = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
-        touched = (weight - 1).abs() > NEGLIGIBLE
-        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, touched)
+        affected = (weight - 1).abs() > NEGLIGIBLE
+        return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, affected)
 
 
 # Nats. Two fp32 passes over one token differ by far less on average. The largest gap in the arithmetic world was 6e-5,
@@ -399,7 +401,7 @@ class ClipCov(Surrogate):
     whose covariance lies in (cov_low, cov_high)
 
     Acts on-policy too, unlike a clip. The covariance is over the whole optimiser step and the draw is
-    counter-based, so microbatching does not change it. Inert while no covariance exceeds cov_low.
+    counter-based, so microbatching does not change it. A no-op while no covariance exceeds cov_low.
     """
 
     clip_low: float
@@ -436,7 +438,7 @@ class ClipCov(Surrogate):
         assert tokens.marked is not None, "the step's tokens are marked before its loss"
         clipped = Ppo(self.clip_low, self.clip_high)(tokens)
         loss = torch.where(tokens.marked, clipped.token_loss.detach(), clipped.token_loss)
-        return SurrogateLoss(loss, clipped.weight * ~tokens.marked, clipped.touched | tokens.marked)
+        return SurrogateLoss(loss, clipped.weight * ~tokens.marked, clipped.affected | tokens.marked)
 
 
 @dataclass(frozen=True)
@@ -445,7 +447,7 @@ class KlCov(Surrogate):
 
     loss = -ratio * A, plus coef * |log ratio| on the `share` of the step's tokens of largest covariance
 
-    No clip. Inert with one on-policy update: every log-ratio is 0 and the penalty has no gradient. Differs: a
+    No clip. A no-op with one on-policy update: every log-ratio is 0 and the penalty has no gradient. Differs: a
     log-ratio below 1e-5 nats is taken for rounding and not penalised, since |x| has the same slope for every small x.
     """
 
@@ -472,6 +474,6 @@ class KlCov(Surrogate):
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
         assert tokens.marked is not None, "the step's tokens are marked before its loss"
         ratio = tokens.log_ratio.exp()
-        touched = tokens.marked & (tokens.log_ratio.abs() > _COVARIANCE_ROUNDING)
-        penalty = torch.where(touched, self.coef * tokens.log_ratio.abs(), 0.0)
-        return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), touched)
+        affected = tokens.marked & (tokens.log_ratio.abs() > _COVARIANCE_ROUNDING)
+        penalty = torch.where(affected, self.coef * tokens.log_ratio.abs(), 0.0)
+        return SurrogateLoss(-ratio * tokens.advantages + penalty, ratio.detach(), affected)

@@ -15,7 +15,7 @@ from grpo_lab.types import Bool, Float, Tensor, WeightType
 
 @dataclass(frozen=True)
 class Teacher(Trick, ABC):
-    """What a teacher's log-probs make of the advantages.
+    """The change of the advantages by a teacher's log-probs.
 
     `needs_model`: the loop loads the teacher and reads its log-probs of the rollouts and the old policy's.
     """
@@ -25,7 +25,7 @@ class Teacher(Trick, ABC):
     @property
     @abstractmethod
     def replaces_reward(self) -> bool:
-        """Whether nothing of the reward reaches the loss."""
+        """True if nothing of the reward reaches the loss."""
 
     @abstractmethod
     def __call__(
@@ -40,9 +40,9 @@ class Teacher(Trick, ABC):
 
 @dataclass(frozen=True)
 class NoTeacher(Teacher):
-    """The reward alone says what is learnt."""
+    """Only the reward is learnt from."""
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     needs_model: ClassVar[bool] = False
     formula: ClassVar[str] = "A_R"
 
@@ -66,7 +66,7 @@ class OnPolicyDistillation(Teacher):
 
     A_t = reward_weight * A_t + coefficient * sum_(s>=t) discount^(s-t) * (teacher_logprob_s - old_logprob_s)
 
-    The sum is over sampled tokens. At discount 0 a token answers for itself alone (Thinking Machines, 2025; Qwen3,
+    The sum is over sampled tokens. At discount 0 a token answers only for itself (Thinking Machines, 2025; Qwen3,
     arXiv:2505.09388). At discount 1 its expected gradient is that of the reverse KL of whole responses (MiniLLM,
     arXiv:2306.08543). With `reward_weight` 0 no verifier is learnt from.
     Differs: the log-prob of the sampled token stands for the divergence over the whole vocabulary, which GKD and Qwen3

@@ -23,7 +23,7 @@ from grpo_lab.types import (
 
 @dataclass(frozen=True)
 class Truncation(Trick, ABC):
-    """Sets the `counted` and `trained` masks of truncated rows, and may change how a response ends.
+    """Sets the masks `in_statistics` and `in_loss` of truncated rows, and may change how a response ends.
 
     `intervenes`: how a response continues depends on more than its text so far. `generates_twice`: calls the sampler a
     second time to continue responses.
@@ -84,13 +84,13 @@ def generate_each(
 
 @dataclass(frozen=True)
 class Score(Truncation):
-    """A truncated response is a wrong response, counted and trained like any other.
+    """A truncated response is a wrong response, in the statistics and the loss like any other.
 
     Let q be the truncated share, a the accuracy of finished responses and r_T the reward of truncated ones. On-policy
     and mean-centred, the pressure on q is (a - r_T)(G - 1)/G under a length-free denominator.
     """
 
-    touches_nothing: ClassVar[bool] = True
+    is_no_op: ClassVar[bool] = True
     formula: ClassVar[str] = "truncated rows: in the loss and in the statistics, as any other"
 
 
@@ -98,35 +98,35 @@ class Score(Truncation):
 class MaskAfter(Truncation):
     """Leave truncated rows in the group statistics but out of the loss (DAPO code, arXiv:2503.14476).
 
-    trained = trained & ~truncated
+    in_loss = in_loss & ~truncated
 
     Differs from Score: the pressure against truncation is weaker by the factor q, because truncated rows only act on
     the advantages of other rows of the group. The rows in the loss have a positive mean advantage.
     """
 
     removes_rows: ClassVar[bool] = True
-    formula: ClassVar[str] = "truncated rows: m = 0, but counted in the statistics"
+    formula: ClassVar[str] = "truncated rows: m = 0, but in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
-        return replace(graded, trained=graded.trained & ~graded.truncated)
+        return replace(graded, in_loss=graded.in_loss & ~graded.truncated)
 
 
 @dataclass(frozen=True)
 class MaskBefore(Truncation):
     """Remove truncated rows from the group statistics and from the loss (Skywork-OR1, arXiv:2505.22312).
 
-    counted = counted & ~truncated;  trained = trained & ~truncated
+    in_statistics = in_statistics & ~truncated;  in_loss = in_loss & ~truncated
 
     Differs from MaskAfter: truncated rows do not affect the other rows, so under a length-free denominator there is
     no pressure on truncation at all. A group with one row left gets advantage 0.
     """
 
     removes_rows: ClassVar[bool] = True
-    formula: ClassVar[str] = "truncated rows: m = 0, and not counted in the statistics"
+    formula: ClassVar[str] = "truncated rows: m = 0, and not in the statistics"
 
     def __call__(self, graded: Graded) -> Graded:
         ended = ~graded.truncated
-        return replace(graded, counted=graded.counted & ended, trained=graded.trained & ended)
+        return replace(graded, in_statistics=graded.in_statistics & ended, in_loss=graded.in_loss & ended)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def generator() -> np.random.Generator:
 
 @cache
 def planted(name: str, trick: str, training: float = 0.0, falls: float = 0.0) -> SweepData:
-    """Eight seeds on four bases of a control and one arm; controls of two such sweeps are the same runs."""
+    """Eight seeds on four base models of a control and one arm; controls of two such sweeps are the same runs."""
     return synthetic_sweep(
         Planted(tricks=(trick,), training={trick: training}, falls={f"+{trick}": falls}, name=name, **SMALL)
     )
@@ -166,7 +166,7 @@ def test_a_run_whose_policy_did_not_move_is_left_out() -> None:
 
 
 def compared(mean: float, spread: float = 0.01, **others: object) -> Comparison:
-    """Four bases of two seeds."""
+    """Four base models of two seeds."""
     values = {seed: mean + spread * (seed % 4 - 1.5) for seed in range(8)}
     return compare(values, {seed: seed % 4 for seed in values}, grouped=False, **others)
 
@@ -306,7 +306,7 @@ def test_disagreement_is_how_much_higher_training_rates_the_same_questions() -> 
 
 
 def many(rng: np.random.Generator, copies: int) -> list[PooledRun]:
-    """Six bases of eight runs, of which two or six lose, each so many times."""
+    """Six base models of eight runs, of which two or six lose, each so many times."""
     runs = []
     for base in range(6):
         level = float(rng.normal())
@@ -330,7 +330,7 @@ def test_copies_of_runs_say_nothing_more_of_another_base() -> None:
 
 
 def test_within_a_base_the_bases_are_not_told_apart() -> None:
-    """On each base no run reads higher than another, and one base alone loses."""
+    """On each base model no run reads higher than another, and one base model alone loses."""
     runs = [run_of([0.5, 0.5, 0.5, 0.2], [0.0, 2.0, 2.0, 2.0], 0) for _ in range(12)]
     runs += [quiet(2.0, 0) for _ in range(4)] + [quiet(1.0, base) for base in (1, 2) for _ in range(6)]
     # 12 losing runs against 4 equal ones, by half, and 12 lower ones.
@@ -372,7 +372,7 @@ def test_a_cost_has_fiellers_interval_and_none_where_nothing_is_gained() -> None
         assert scipy.stats.ttest_1samp(above - bound * below, 0).pvalue == pytest.approx(0.05)
     nothing = ratio_over_bases(runs, above.tolist(), [1.0, -1.0, 2.0, 0.0])
     assert math.isnan(nothing.mean) and nothing.n == 4
-    assert math.isnan(ratio_over_bases(runs[:2], [1.0, 1.1], [1.0, 1.0]).mean)  # two bases
+    assert math.isnan(ratio_over_bases(runs[:2], [1.0, 1.1], [1.0, 1.0]).mean)  # two base models
 
 
 # --- the saved sweeps, by other code --------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def at_x(run: pd.DataFrame, x: float) -> dict[str, float]:
 
 @pytest.mark.extended
 def test_the_contrasts_of_the_saved_sweeps_by_other_code() -> None:
-    """With pandas and scipy alone: means over bases of paired differences and their t intervals."""
+    """With pandas and scipy alone: means over base models of paired differences and their t intervals."""
     found = saved_pool(saved_sweeps(EXPERIMENTS))
     by_name = {(contrast.sweep, contrast.level, contrast.arm): contrast for contrast in found.contrasts}
     checked = 0

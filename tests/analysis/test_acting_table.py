@@ -24,20 +24,20 @@ def test_every_trick_of_a_method_acts_somewhere_on_four_bases(method: str) -> No
 
 @pytest.mark.extended
 def test_a_share_is_what_the_logged_steps_say() -> None:
-    """The mean over a run's steps, over four bases of one seed each, beside the control's."""
+    """The mean over a run's steps, over four base models of one seed each, beside the control's."""
     points = saved_points("acts_length").query("step > 0")
     steps = points[points["arm"].isin(["plain", "mask_after"])]
-    means = steps.groupby(["arm", "seed"])["touched/truncation"].mean().unstack("arm")
+    means = steps.groupby(["arm", "seed"])["active_fraction/truncation"].mean().unstack("arm")
     (one,) = (acting for trick, acting in measured(EXPERIMENTS).items() if trick == "truncation=mask_after")
     assert one.share == pytest.approx(means["mask_after"].mean()) and one.beside == means["plain"].mean() == 0
     assert one.apart == t_interval((means["mask_after"] - means["plain"]).tolist())
-    assert one.metric == "touched/truncation" and one.scene == ("world=length",)
+    assert one.metric == "active_fraction/truncation" and one.scene == ("world=length",)
 
 
 @pytest.mark.extended
 def test_a_trick_acts_where_the_verdict_says_so() -> None:
     found = measured(EXPERIMENTS)
-    words = {trick: found[trick].word for method in METHODS for trick in tricks_of(method)}
+    words = {trick: found[trick].verdict for method in METHODS for trick in tricks_of(method)}
     assert {trick for trick, word in words.items() if word != "supported"} == {"group_filter=resample_three"}
     assert words["group_filter=resample_three"] == ALIKE  # two of three batches, always
 

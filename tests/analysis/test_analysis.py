@@ -84,7 +84,7 @@ def write_run(
         for step, row in enumerate(rows):
             log.write_step(step, dict(row), {"budget/device_seconds": 0.5 * step, "time/train": 0.1})
         if state == "done":
-            log.mark_done({"inert": [], **done})
+            log.mark_done({"no_ops": [], **done})
         if state == "failed":
             log.mark_error(FloatingPointError("the loss is nan at update 7"))
 
@@ -115,7 +115,7 @@ def planted_rows(arm: str, seed: int, steps: int = 40, last: int = 40_000, effec
         "reward/in_loss_mean": right / 0.8 if arm == "mask" else right,
         "reward/in_loss_outcome": right / 0.8 if arm == "mask" else right,
         "rollout/length": 30 + 10 * cut,
-        "touched/truncation": cut if arm == "mask" else 0 * cut,
+        "active_fraction/truncation": cut if arm == "mask" else 0 * cut,
     }
     scores = {
         step: {HELDOUT: 0.4 + 0.3 * step / steps - level + own, DOWNSTREAM: 0.3, HELDOUT_CUT: 0.2 + level}
@@ -230,8 +230,12 @@ def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path)
     scores = {0: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}, 2: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}}
     signs = {"reward/in_loss_mean": [0.7, 0.7], "reward/in_loss_outcome": [0.8, 0.8]}
     declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
-    write_run(tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.0, 0.0]}, scores))
-    write_run(tmp_path / "mask/seed=0", rows_at([0, 50, 100], {**signs, "touched/truncation": [0.1, 0.0]}, scores))
+    write_run(
+        tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "active_fraction/truncation": [0.0, 0.0]}, scores)
+    )
+    write_run(
+        tmp_path / "mask/seed=0", rows_at([0, 50, 100], {**signs, "active_fraction/truncation": [0.1, 0.0]}, scores)
+    )
     finals = final_values(load_sweep(tmp_path, "planted"))
     assert finals.masks("", "mask") and not finals.masks("", "score")
     assert finals.interval("", "mask", GAP).mean == pytest.approx(0.1)
@@ -257,7 +261,7 @@ def test_device_seconds_can_be_the_axis(planted: Callable[..., SweepData]) -> No
     assert {axes.get_xlabel() for axes in draw_curves(data, final_values(data)).figure.axes} == {"device seconds"}
 
 
-# ---- cells that are missing, failed, unfinished or unreadable
+# ---- runs that are missing, failed, unfinished or unreadable
 
 
 @pytest.fixture
@@ -268,7 +272,7 @@ def ragged(tmp_path: Path) -> SweepData:
     for one in cells:
         state = "done" if one.arm == "score" and one.seed < 5 else states[one.seed]
         if state != "new":
-            write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed), state, inert=["surrogate"])
+            write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed), state, no_ops=["surrogate"])
         if state == "edited":
             with (tmp_path / one.folder / "metrics.jsonl").open("a") as stream:
                 stream.write("{oops}\n")
@@ -284,7 +288,7 @@ def test_runs_that_reached_x_count_and_all_others_are_named(ragged: SweepData) -
     assert (mask["n"], mask["n_finished"], mask["n_planned"], mask["n_pairs"]) == (3, 2, 7, 3)
     assert pd.isna(score["difference"]) and mask["difference"] == pytest.approx(0.1, abs=0.01)
     text = verdict_text(ragged, finals)
-    assert "Finished cells: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
+    assert "Finished runs: 7 of 21 planned." in text  # 7 seeds of 3 declared arms
     assert "failed: mask seed 2: FloatingPointError: the loss is nan at update 7" in text
     assert "unfinished: mask seed 3" in text
     assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
@@ -312,8 +316,8 @@ def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
     ]
     data = planted(node=design(predictions))
     finals = final_values(data)
-    words = [judgement.word for judgement in judge(data, finals)]
-    assert words == ["supported", "contradicted", "not resolved", "not run", "supported", "not run"]
+    words = [judgement.verdict for judgement in judge(data, finals)]
+    assert words == ["supported", "contradicted", "not significant", "not run", "supported", "not run"]
     text = verdict_text(data, finals)
     assert text.startswith(QUESTION)
     found = finals.difference("", "mask", "score", "rollout/truncated").text("+")
@@ -337,10 +341,10 @@ def test_the_family_is_what_was_asked_for(planted: Callable[..., SweepData]) -> 
     parts = {"parts": {"demo": {"arms": ["score", "mask"]}}, "part": "demo"}
     part = replace(whole, design=read_design(design(predictions, **parts)))
     first, flat, soft = judge(whole, final_values(whole))
-    assert flat.p == 1 and math.isnan(soft.p) and math.isnan(soft.holm) and soft.word == "not run"
-    assert (first.family, first.holm) == (3, pytest.approx(3 * first.p)) and first.word == "supported"
+    assert flat.p == 1 and math.isnan(soft.p) and math.isnan(soft.holm) and soft.verdict == "not run"
+    assert (first.family, first.holm) == (3, pytest.approx(3 * first.p)) and first.verdict == "supported"
     first, flat, soft = judge(part, final_values(part))
-    assert (first.family, first.holm, soft.word) == (2, pytest.approx(2 * first.p), "not run")
+    assert (first.family, first.holm, soft.verdict) == (2, pytest.approx(2 * first.p), "not run")
     # Runs of another part count as soon as they are there.
     score_only = replace(part, design=replace(part.design, parts={"demo": Part(arms=("score",))}))
     assert [one.family for one in judge(score_only, final_values(score_only))] == [2, 2, 2]
@@ -390,7 +394,7 @@ def test_counts_of_base_models_and_what_is_derived_from_all_evaluations(tmp_path
 def test_one_pair_is_not_a_result(planted: Callable[..., SweepData]) -> None:
     data = planted(seeds=(1,))
     (judgement,) = judge(data, final_values(data))
-    assert (judgement.word, judgement.difference.n) == ("not run", 1)
+    assert (judgement.verdict, judgement.difference.n) == ("not run", 1)
 
 
 def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: Path) -> None:
@@ -406,8 +410,12 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     finals = final_values(data)
     across, within = judge(data, finals)
     # Equal differences have no scatter for t: three of them cannot be told from chance, p = 2 / 2^3.
-    assert (across.word, across.p, across.difference.mean) == ("not resolved", 0.25, pytest.approx(0.15, abs=1e-9))
-    assert within.word == "not run"  # the control never ran
+    assert (across.verdict, across.p, across.difference.mean) == (
+        "not significant",
+        0.25,
+        pytest.approx(0.15, abs=1e-9),
+    )
+    assert within.verdict == "not run"  # the control never ran
     said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on truncated share, training"
     assert said in verdict_text(data, finals)
     assert draw_effects(data, finals) is None
@@ -421,7 +429,7 @@ def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
     declare(tmp_path, cells, design(seeds=[0, 1]))
     data = load_sweep(tmp_path, "planted")
     text = verdict_text(data, final_values(data))
-    assert "Declared after 2 of its cells had been started" in text and "declaration 2 of this sweep" in text
+    assert "Declared after 2 of its runs had been started" in text and "declaration 2 of this sweep" in text
 
 
 # ---- what tells arms apart
@@ -515,8 +523,8 @@ def test_figures_from_saved_data_are_those_from_runs(planted: Callable[..., Swee
     assert [path.read_bytes() for path in paths] == first
     direct = build("planted", str(tmp_path), tmp_path / "data", tmp_path / "a", ["figures"])
     saved = build("planted", str(tmp_path / "nowhere"), tmp_path / "data", tmp_path / "b", ["figures"])
-    assert direct.source == "run folders, 6 finished cells, saved data have 6"
-    assert saved.source == "saved data, 6 finished cells"
+    assert direct.source == "run folders, 6 finished runs, saved data have 6"
+    assert saved.source == "saved data, 6 finished runs"
     names = [path.name for path in direct.paths]
     assert names == [path.name for path in saved.paths]
     for name in (name for name in names if not name.endswith(".json")):
@@ -639,14 +647,14 @@ def test_the_markdown_table(planted: Callable[..., SweepData]) -> None:
 
 
 def test_an_experiment_may_name_the_columns_of_its_table(planted: Callable[..., SweepData]) -> None:
-    node = design(columns=["rollout/length", "touched/truncation"])
+    node = design(columns=["rollout/length", "active_fraction/truncation"])
     data = planted(node=node)
     finals = final_values(data)
     text = markdown(data, finals)
-    assert "| arm | n finished / planned | response length, tokens | touched/truncation |" in text
-    assert "touched/truncation" in set(effect_table(data, finals)["metric"])
+    assert "| arm | n finished / planned | response length, tokens | active_fraction/truncation |" in text
+    assert "active_fraction/truncation" in set(effect_table(data, finals)["metric"])
     plain = replace(data, design=read_design(design()))
-    assert "touched/truncation" not in set(effect_table(plain, finals)["metric"])
+    assert "active_fraction/truncation" not in set(effect_table(plain, finals)["metric"])
     assert read_design(node).fingerprint() == read_design(design()).fingerprint(), "columns decide nothing"
 
 
@@ -719,8 +727,8 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert saved.stdout.startswith("experiments/planted/data/planted.parquet")
     drawn = command(tmp_path, "figures", "planted")  # there is no folder `runs`: the saved data serve
     assert drawn.returncode == 0, drawn.stderr
-    notice = "There is no folder runs: these are the 6 cells saved in experiments/planted/data."
-    assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished cells\n\nplanted: 6 of ")
+    notice = "There is no folder runs: these are the 6 runs saved in experiments/planted/data."
+    assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished runs\n\nplanted: 6 of ")
     assert f"\n\n{QUESTION}\n" in drawn.stdout, "the verdict follows the table of arms"
     assert drawn.stderr == ""
     *_, blank, figure, page, store, files = drawn.stdout.splitlines()
@@ -786,33 +794,33 @@ def test_a_sweep_without_a_finished_cell_says_so(tmp_path: Path) -> None:
     declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
     write_run(tmp_path / "score/seed=0", planted_rows("score", 0), "partial")
     data = load_sweep(tmp_path, "planted")
-    with pytest.raises(ValueError, match=r"no cell of planted is finished \(1 partial, 1 new\)"):
+    with pytest.raises(ValueError, match=r"no run of planted is finished \(1 partial, 1 new\)"):
         final_values(data)
 
 
 def test_a_part_does_not_replace_the_whole(planted: Callable[..., SweepData], tmp_path: Path) -> None:
-    """A demonstration shares the experiment's name: its few cells must not overwrite the published figure or data."""
+    """A demonstration shares the experiment's name: its few runs must not overwrite the published figure or data."""
     whole = planted()
     save_data(whole, tmp_path / "data")
     part = replace(whole, runs=whole.runs.iloc[:2])
-    with pytest.raises(ValueError, match="holds 6 finished cells, these runs 2: finish the sweep, or save to another"):
+    with pytest.raises(ValueError, match="holds 6 finished runs, these runs 2: finish the sweep, or save to another"):
         save_data(part, tmp_path / "data")
     for row in whole.runs.iloc[2:].itertuples():
         (tmp_path / row.folder / "DONE").unlink()
     chosen = read_source(str(tmp_path), "planted", tmp_path / "data")
-    assert chosen.source == "saved data, 6 finished cells, run folders have 2"
+    assert chosen.source == "saved data, 6 finished runs, run folders have 2"
     assert (
         chosen.notice
-        == f"{tmp_path} has 2 finished runs of planted: these are the 6 cells saved in {tmp_path / 'data'}."
+        == f"{tmp_path} has 2 finished runs of planted: these are the 6 runs saved in {tmp_path / 'data'}."
     )
     assert read_source(str(tmp_path), "planted", None).notice == ""
     elsewhere = read_source(str(tmp_path / "data"), "planted", tmp_path / "data")
-    assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 cells saved in ")
+    assert elsewhere.notice.startswith(f"{tmp_path / 'data'} has no runs of planted: these are the 6 runs saved in ")
     assert len(read_source(str(tmp_path), "planted", None).finished) == 2
 
 
 def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: Path) -> None:
-    """Each part adds its cells to what is saved; what is there at last is what one sweep would have saved."""
+    """Each part adds its runs to what is saved; what is there at last is what one sweep would have saved."""
     whole = planted()
     save_data(whole, tmp_path / "at_once")
 
@@ -820,7 +828,7 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         tables = {name: getattr(whole, name) for name in ("runs", "points", "answers")}
         cells = [one for one in whole.record.cells if one.seed in seeds]
         kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
-        pilot = [{"level": "", "arm": "mask", "metric": f"touched/{seeds[0]}"}]
+        pilot = [{"level": "", "arm": "mask", "metric": f"active_fraction/{seeds[0]}"}]
         return replace(whole, record=replace(whole.record, cells=cells, pilot=pilot), **kept)
 
     for seeds in ((2,), (0, 1)):
@@ -832,8 +840,8 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         one, other = (getattr(data, name).sort_values(by).reset_index(drop=True) for data in (once, parts))
         pd.testing.assert_frame_equal(one, other[one.columns])
     assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
-    assert [one["metric"] for one in parts.record.pilot] == ["touched/2", "touched/0"]
-    # A cell that both hold is the one that was run again; another declaration keeps nothing of before.
+    assert [one["metric"] for one in parts.record.pilot] == ["active_fraction/2", "active_fraction/0"]
+    # A run that both hold is the one that was run again; another declaration keeps nothing of before.
     again = part((0,))
     again = replace(again, points=again.points.assign(**{"reward/mean": 7.0}))
     joined = with_saved(again, tmp_path / "parts")

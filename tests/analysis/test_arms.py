@@ -52,7 +52,7 @@ def sweep(seeds: int = 5, **changes: object) -> SweepData:
 
 
 def rows_of(table: list[str]) -> dict[str, list[str]]:
-    """The cells of every row by its name, a difference under that of the arm above it."""
+    """The runs of every row by its name, a difference under that of the arm above it."""
     start = next(number for number, line in enumerate(table) if line.startswith("  arm "))
     found, arm = {}, ""
     for line in table[start:]:
@@ -112,7 +112,7 @@ def test_figures_print_the_same_table_before_the_verdict(tmp_path: Path) -> None
 def test_runs_without_a_value_or_with_a_collapse_leave_a_dash_or_no_bounds() -> None:
     data = sweep(5, collapse={("+hurts", 1): 0.4})
     rows = rows_of(arms_table(data, final_values(data)))
-    assert rows["+hurts"][1].endswith("[withheld]") and rows["+hurts"][0] == "5"
+    assert rows["+hurts"][1].endswith("[not reported]") and rows["+hurts"][0] == "5"
     assert "Withheld: some runs collapsed" in " ".join(arms_table(data, final_values(data)))
     assert "Withheld" not in " ".join(arms_table(sweep(), final_values(sweep())))
     bare = replace(data, points=data.points.drop(columns=["eval/probe/accuracy", CORRECTNESS]))
@@ -168,7 +168,7 @@ def test_nothing_is_decided_by_two_pairs_however_far_they_lie_from_0() -> None:
     assert compare({0: 0.3, 1: 0.3001, 2: 0.2999}).p < 1e-5
     assert math.isnan(compare({0: 0.3}).p)
     data = sweep(2)
-    assert {one.word for one in judge(data, final_values(data))} <= {"not resolved"}
+    assert {one.verdict for one in judge(data, final_values(data))} <= {"not significant"}
     assert all(not effect.resolved and math.isnan(effect.mde) for effect in trick_effects(data, final_values(data)))
 
 

@@ -24,11 +24,10 @@ from declared_experiments import (
     saved_points,
 )
 from pages.claims import (
-    NO_LARGER,
-    WORDS,
+    EQUIVALENT,
     Answer,
     answers,
-    claim_word,
+    claim_verdict,
     claims_table,
     claims_text,
 )
@@ -37,9 +36,9 @@ from pages.contrasts import contrast_of, same_contrasts
 from pages.saved_sweeps import saved_sweeps
 from planted_sweeps import Planted, synthetic_sweep
 
-from grpo_lab.analysis.effects.acted import actions, could_not_act
+from grpo_lab.analysis.effects.manipulation_checks import failed_checks, manipulation_checks
 from grpo_lab.analysis.effects.speed import ceiling_of, token_ratio
-from grpo_lab.analysis.effects.verdict import Judgement
+from grpo_lab.analysis.effects.verdict import VERDICTS, Judgement
 from grpo_lab.analysis.final_values import final_values, is_rated, is_share, reached
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.stats.comparison import compare
@@ -58,7 +57,7 @@ def forgotten() -> Iterator[None]:
 
 
 def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
-    """A prediction that got this word, from eight pairs on four bases whose mean difference is `mean`; margin 0.05."""
+    """A prediction with this verdict, from eight pairs on 4 base models with this mean difference; margin 0.05."""
     pairs = {seed: mean + 0.001 * (seed - 3.5) for seed in range(8)}
     found = compare(pairs, {seed: seed % 4 for seed in pairs})
     prediction = Prediction("arm", "eval/heldout/accuracy", predicted)
@@ -71,27 +70,31 @@ def judgement(predicted: Direction, word: str, mean: float) -> Judgement:
     [
         (ABOVE, ABOVE, "supported", 0.2, "supported"),
         (ABOVE, ABOVE, "contradicted", -0.2, "contradicted"),
-        (ABOVE, ABOVE, "within the margin", 0.01, NO_LARGER),
-        (ABOVE, ABOVE, "supported", 0.01, NO_LARGER),
-        (ABOVE, BELOW, "supported", -0.01, NO_LARGER),
-        (BELOW, ABOVE, "contradicted", -0.01, NO_LARGER),
+        (ABOVE, ABOVE, "equivalent within the margin", 0.01, EQUIVALENT),
+        (ABOVE, ABOVE, "supported", 0.01, EQUIVALENT),
+        (ABOVE, BELOW, "supported", -0.01, EQUIVALENT),
+        (BELOW, ABOVE, "contradicted", -0.01, EQUIVALENT),
         (ABOVE, BELOW, "supported", -0.2, "contradicted"),
         (ABOVE, BELOW, "contradicted", 0.2, "supported"),
-        (ABOVE, BELOW, "within the margin", 0.01, NO_LARGER),
-        (ABOVE, WITHIN, "supported", 0.01, NO_LARGER),
+        (ABOVE, BELOW, "equivalent within the margin", 0.01, EQUIVALENT),
+        (ABOVE, WITHIN, "supported", 0.01, EQUIVALENT),
         (ABOVE, WITHIN, "contradicted", 0.2, "supported"),
         (ABOVE, WITHIN, "contradicted", -0.2, "contradicted"),
         (BELOW, WITHIN, "contradicted", -0.2, "supported"),
         (WITHIN, WITHIN, "supported", 0.01, "supported"),
         (WITHIN, WITHIN, "contradicted", 0.2, "contradicted"),
-        *((ABOVE, direction, word, 0.1, word) for direction in Direction for word in ("not resolved", "could not act")),
+        *(
+            (ABOVE, direction, word, 0.1, word)
+            for direction in Direction
+            for word in ("not significant", "manipulation check failed")
+        ),
         (BELOW, ABOVE, "not run", 0.0, "not run"),
     ],
 )
 def test_a_verdict_is_told_from_the_point_of_view_of_the_source(
     expected: Direction, predicted: Direction, word: str, mean: float, says: str
 ) -> None:
-    assert claim_word(expected, judgement(predicted, word, mean)) == says
+    assert claim_verdict(expected, judgement(predicted, word, mean)) == says
 
 
 @pytest.mark.extended
@@ -100,14 +103,14 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
     (tmp_path / "dapo_worlds").mkdir()
     shutil.copy(declaration("dapo_worlds"), tmp_path / "dapo_worlds")
     found = answers(saved_sweeps(tmp_path))
-    assert list(found) == sorted(found, key=lambda answer: (answer.trick, WORDS.index(answer.word)))
+    assert list(found) == sorted(found, key=lambda answer: (answer.trick, VERDICTS.index(answer.verdict)))
     said = [
         ("aggregation", "not run"),
-        ("reward_shaping", NO_LARGER),
+        ("reward_shaping", EQUIVALENT),
         ("truncation", "supported"),
-        ("truncation", NO_LARGER),
+        ("truncation", EQUIVALENT),
     ]
-    assert [(answer.trick, answer.word) for answer in found] == said
+    assert [(answer.trick, answer.verdict) for answer in found] == said
     assert found[0].where == ("world=length", "regime=trust_region")
     assert found[-1].where == ("world=length", "recipe=dr_grpo"), "what both arms set, without budget and evaluation"
     table = claims_table(found)
@@ -115,15 +118,15 @@ def test_saved_sweeps_answer_and_those_without_runs_say_so(tmp_path: Path) -> No
         "| +0.168 [+0.146, +0.189] | +0.087 [+0.077, +0.098] (2 contrasts, 1 sweep, 2 environments, 8 base models) |"
         in table
     )
-    assert " | - |  | [supported](overlong_worlds/README.md) | n = 8 on 4 bases |" in table
-    assert "n = 8 on 4 bases [figure](overlong_worlds/figures/overlong_worlds_effects.png)" in claims_table(
+    assert " | - |  | [supported](overlong_worlds/README.md) | n = 8 on 4 base models |" in table
+    assert "n = 8 on 4 base models [figure](overlong_worlds/figures/overlong_worlds_effects.png)" in claims_table(
         found, {"overlong_worlds"}
     )
-    assert "[no larger than the margin](overlong_worlds/README.md)" in table
+    assert "[equivalent within the margin](overlong_worlds/README.md)" in table
     assert "[not run](dapo_worlds/README.md) |  |" in table
-    assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 bases" in claims_text(found)
+    assert "downstream accuracy +0.001 [-0.017, +0.019], n = 8 on 4 base models" in claims_text(found)
     numbers = claim_numbers(found)  # the first has no margin and the last no runs
-    assert numbers["margin"].tolist() == [0.05, 0.05] and set(numbers["verdict"]) == {NO_LARGER}
+    assert numbers["margin"].tolist() == [0.05, 0.05] and set(numbers["verdict"]) == {EQUIVALENT}
     drawn = draw_claims(found)
     assert drawn is not None and drawn.numbers.equals(numbers) and draw_claims(found[:1]) is None
 
@@ -189,7 +192,7 @@ def test_every_saved_sweep_holds_what_its_declaration_requires() -> None:
         (design.name, action.metric): action.arm_mean
         for design in map(load_design, DECLARATIONS)
         if design.requires and design.name in SAVED
-        for action in actions(saved_data(design.name))
+        for action in manipulation_checks(saved_data(design.name))
     }
     assert len(found) > 10 and not [place for place, mean in found.items() if math.isnan(mean)]
 
@@ -202,7 +205,7 @@ def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     worlds = next(design for design in saved.designs if design.name == "dapo_worlds")
     pairs = same_contrasts(worlds, contrast_of(clip_higher.design, *clip_higher.places))
     assert {arm for (_, arm), _ in pairs} == {"+clip_higher"} and clip_higher.pooled == ""
-    assert {cell for cell, _ in pairs} <= could_not_act(saved.load(worlds)[0]).keys()
+    assert {cell for cell, _ in pairs} <= failed_checks(saved.load(worlds)[0]).keys()
 
 
 @pytest.mark.extended
@@ -282,7 +285,7 @@ def final(points: pd.DataFrame, metric: str, at: float, axis: str) -> pd.Series:
 @pytest.mark.extended  # as the other comparisons by other code, in test_across.py
 @pytest.mark.timeout(900)
 def test_every_effect_of_the_table_by_other_code() -> None:
-    """From the saved numbers with numpy and scipy alone: the mean over bases of differences, and its t interval."""
+    """From the saved numbers with numpy and scipy alone: the mean over base models, and its t interval."""
     found = [one for one in answers(saved_sweeps(EXPERIMENTS)) if one.judgement]
     for name in dict.fromkeys(one.design.name for one in found):
         points = saved_points(name)
@@ -307,7 +310,9 @@ def by_other_code(answer: Answer, points: pd.DataFrame) -> None:
     pairs = (arm - reference).dropna()
     by_base = pairs.groupby([design.base_of(seed) for seed in pairs.index]).mean()
     whole = judged.difference
-    if answer.word == "could not act" and not (points["arm"] == prediction.arm).any():  # its pilot said so: no runs
+    if (
+        answer.verdict == "manipulation check failed" and not (points["arm"] == prediction.arm).any()
+    ):  # its pilot said so: no runs
         assert by_base.empty and whole.n == 0
         return
     assert len(by_base) == len(design.bases)

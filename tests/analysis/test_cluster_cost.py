@@ -47,7 +47,7 @@ def test_the_page_states_what_the_numbers_imply(block) -> None:
 
 @pytest.mark.extended
 def test_a_row_of_the_grid_is_computed_anew() -> None:
-    """The cells of 7B on 64 cards, in seconds a step, card-hours and dollars; `extended` compares all of the page."""
+    """The runs of 7B on 64 cards, in seconds a step, card-hours and dollars; `extended` compares all of the page."""
     (line,) = re.findall(r"^\| 7B \| 64 \| (.*) \|$", PAGE, flags=re.M)
     stated = line.split(" | ")
     for place, name in ((0, SYNC), (2, IN_FLIGHT)):

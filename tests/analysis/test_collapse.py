@@ -263,16 +263,16 @@ def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:
 
 
 def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement() -> None:
-    """`touched/truncation` counts interrupted and stopped rows too; only what is beyond them left the loss."""
+    """`active_fraction/truncation` counts interrupted and stopped rows too; only what is beyond them left the loss."""
     tricks = ("interrupt", "mask", "filter")
     data = synthetic_sweep(Planted(tricks=tricks, kind="add_one", steps=10, every=5, questions=8, seeds=(0, 1)))
     arm = data.points["arm"]
     points = data.points.assign(
         **{
-            "touched/truncation": arm.isin(["+interrupt", "+mask"]) * 0.3,
+            "active_fraction/truncation": arm.isin(["+interrupt", "+mask"]) * 0.3,
             "rollout/interrupted": (arm == "+interrupt") * 0.2,
             "rollout/stopped": (arm == "+interrupt") * 0.1,
-            "touched/group_filter": (arm == "+filter") * 0.4,
+            "active_fraction/group_filter": (arm == "+filter") * 0.4,
         }
     )
     finals = final_values(replace(data, points=points))

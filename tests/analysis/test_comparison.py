@@ -1,4 +1,4 @@
-"""Differences over bases and seeds, collapses apart, equivalence and harm: by hand, by scipy, and by simulation."""
+"""Differences over base models and seeds, collapses apart, equivalence and harm: by hand, scipy and simulation."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_a_base_is_one_observation() -> None:
     found = compare(SIX, BASES)
     assert found.observed == pytest.approx((0.2, 0.3, 0.4))
     assert found.whole.high - 0.3 == pytest.approx(4.302653 * 0.057735, abs=1e-6)
-    assert (found.whole.n, found.whole.bases, found.whole.runs()) == (6, 3, "n = 6 on 3 bases")
+    assert (found.whole.n, found.whole.bases, found.whole.runs()) == (6, 3, "n = 6 on 3 base models")
     assert found.p == pytest.approx(paired_t_pvalue([0.2, 0.3, 0.4]), abs=SAME)
-    # Without bases the seeds are: mean .3, deviation sqrt(.1 / 5), t(5) = 2.570582
+    # Without base models the seeds are: mean .3, deviation sqrt(.1 / 5), t(5) = 2.570582
     seeds = compare(SIX)
     assert seeds.whole.high - 0.3 == pytest.approx(2.570582 * math.sqrt(0.1 / 5 / 6), abs=1e-6)
     assert (seeds.whole.bases, seeds.whole.runs()) == (0, "n = 6")
@@ -57,8 +57,8 @@ def test_a_base_with_fewer_seeds_weighs_as_much() -> None:
 
 def test_two_bases_have_no_interval_and_one_base_is_its_seeds() -> None:
     two = compare(SIX, {seed: seed % 2 for seed in SIX}).whole
-    assert math.isnan(two.low) and two.why == "2 bases: another base needs 3"
-    assert two.text("+") == "+0.300 [withheld]"
+    assert math.isnan(two.low) and two.why == "2 base models: an interval needs 3"
+    assert two.text("+") == "+0.300 [not reported]"
     assert compare(SIX, dict.fromkeys(SIX, 7)).whole == compare(SIX).whole
 
 
@@ -97,7 +97,7 @@ def test_bases_that_lie_apart_are_no_groups_of_runs() -> None:
     of_base = {seed: seed % 3 for seed in values}  # seeds 2 and 5 are base 2
     assert two_groups(values) == "two groups of runs, 4 and 2, 0.28 apart"
     assert two_groups(values, of_base) == ""
-    # the interval over three bases holds both: means .505, .51, .81, t(2) = 4.302653
+    # the interval over three base models holds both: means .505, .51, .81, t(2) = 4.302653
     whole = compare(values, of_base).whole
     assert whole.high - whole.mean == pytest.approx(4.302653 * np.std([0.505, 0.51, 0.81], ddof=1) / math.sqrt(3))
     # a gap through a base is one between runs, and so is one that parts a base of a single run
@@ -112,13 +112,15 @@ def test_a_run_that_lies_apart_is_seen_where_bases_lie_further_apart() -> None:
     assert two_groups(values, of_base) == ""
     # base 3 is .9 and .75; the others deviate by .007: two runs lie within 1.414 * 4.541 * .007 = .045 by chance
     assert two_groups(values | {7: 0.75}, of_base) == "two groups of runs within a base, 0.15 apart"
-    assert two_groups(values | {4: 0.42, 5: 0.62, 7: 0.75}, of_base) == ""  # one base is left to tell what is usual
+    assert (
+        two_groups(values | {4: 0.42, 5: 0.62, 7: 0.75}, of_base) == ""
+    )  # one base model is left to tell what is usual
 
 
 def test_what_is_withheld_gives_no_p_and_no_word() -> None:
     two = dict(enumerate([0.52, 0.8, 0.5, 0.82]))
     assert compare(two).p == compare(two).within(0.9) == 1.0 and compare(two, grouped=False).p < 0.05
-    assert compare(SIX, {seed: seed % 2 for seed in SIX}).p == 1.0  # two bases
+    assert compare(SIX, {seed: seed % 2 for seed in SIX}).p == 1.0  # two base models
     planted = [result for result, *_ in World(5, 1, lower=0.2, drop=0.3, effect=0.06).experiments(200, seed=3)]
     withheld = [result for result in planted if result.whole.why]
     assert 50 < len(withheld) < 200 and {result.p for result in withheld} == {1.0}
@@ -169,7 +171,7 @@ def test_components_by_hand() -> None:
 
 
 def test_components_cover() -> None:
-    """300 tables of 4 bases x 2 seeds: 95% or more, less four binomial deviations (5 pp)."""
+    """300 tables of 4 base models x 2 seeds: 95% or more, less four binomial deviations (5 pp)."""
     rng, hits = np.random.default_rng(1), []
     for _ in range(300):
         base = np.repeat(np.arange(4), 2)
@@ -284,7 +286,7 @@ def test_bases_are_read_from_runs_and_from_saved_data(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_planted_effects_are_held_for_another_base_at_the_nominal_rate() -> None:
-    """120 sweeps of 4 bases x 2 seeds: 95% less three binomial deviations (6 pp); seeds taken for bases hold fewer."""
+    """120 sweeps of 4 base models x 2 seeds: 95% less three binomial deviations (6 pp); seeds as base models: fewer."""
     hits, naive = [], []
     for seed in range(120):
         finals = final_values(synthetic_sweep(replace(PLANTED, base_effect_sd=0.06), seed))
@@ -308,7 +310,7 @@ def test_a_run_that_loses_what_it_could_has_collapsed() -> None:
     assert "  +null: 2 of 8 (0.03 to 0.65), seed 2, 3" in lines
     rows = effects_table(data, finals).set_index(["trick", "metric"])
     row = rows.loc[("null", DOWNSTREAM)]
-    assert (row["withheld"], row["n_alive"]) == ("collapsed runs in 2 of 8", 6) and math.isnan(row["harm"])
+    assert (row["not_reported"], row["n_alive"]) == ("collapsed runs in 2 of 8", 6) and math.isnan(row["harm"])
     assert 0 < rows.loc[("helps", DOWNSTREAM), "harm"] < 0.2
 
 
@@ -329,18 +331,21 @@ def test_the_words_of_a_verdict_with_a_margin() -> None:
     data = with_design(synthetic_sweep(quiet), predictions=predictions, margin=0.05)
     finals = final_values(data)
     judgements = judge(data, finals)
-    words = ["supported", "within the margin", "supported", "contradicted", "contradicted"]
-    assert [one.word for one in judgements] == words
+    words = ["supported", "equivalent within the margin", "supported", "contradicted", "contradicted"]
+    assert [one.verdict for one in judgements] == words
     # Without a margin there is one p each: the same family, and no second verdict.
     plain = judge(with_design(data, margin=None, predictions=predictions[:2]), finals)
-    assert [one.word for one in plain] == ["supported", "not resolved"] and math.isnan(plain[1].equivalent)
+    assert [one.verdict for one in plain] == ["supported", "not significant"] and math.isnan(plain[1].equivalent)
     text = verdict_text(data, finals)
     assert "supported: +null is within 0.05 of base" in text and "within the margin: +null is above base" in text
-    assert "an effect of 0.05 or more: Holm p" in text and "n = 8 on 4 bases" in text
-    assert "95% t interval over 4 bases, for another base" in text and "4 bases: intervals are about" in text
-    idle = with_design(data, requires={"+helps": {"touched/kl": 0.1}})  # which no planted run logs
-    assert [one.word for one in judge(idle, finals)].count("could not act") == 3
-    assert "touched/kl is not in the data; required" in verdict_text(idle, finals)
+    assert "an effect of 0.05 or more: Holm p" in text and "n = 8 on 4 base models" in text
+    assert (
+        "95% t interval over 4 base models, for a new base model" in text
+        and "4 base models: intervals are about" in text
+    )
+    idle = with_design(data, requires={"+helps": {"active_fraction/kl": 0.1}})  # which no planted run logs
+    assert [one.verdict for one in judge(idle, finals)].count("manipulation check failed") == 3
+    assert "active_fraction/kl is not in the data; required" in verdict_text(idle, finals)
 
 
 def test_the_smallest_p_is_multiplied_by_the_predictions_not_by_the_hypotheses() -> None:

@@ -42,7 +42,7 @@ SMALL = {"steps": 20, "every": 10, "questions": 32, "samples": 1}
 
 
 def sweep(kind: str, tricks: Sequence[str], seeds: Sequence[int] = (0, 1, 2), **changes: Any) -> SweepData:
-    """A declared sweep of one level whose cells are all done, without points; `changes` go into the declaration."""
+    """A declared sweep of one level whose runs are all done, without points; `changes` go into the declaration."""
     node: dict[str, Any] = {"name": "planted", "question": "q", "prediction": "p", "primary": DOWNSTREAM}
     node |= {"axis": "sampled_tokens", "seeds": list(seeds), **changes}
     if kind != "arms":

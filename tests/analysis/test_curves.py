@@ -286,12 +286,14 @@ def test_what_an_arm_touches_is_what_its_own_overrides_name() -> None:
     data = synthetic_sweep(Planted(tricks=("a", "b", "c"), kind="add_one", seeds=(0, 1), steps=20))
     node |= {"primary": DOWNSTREAM, "axis": "sampled_tokens", "seeds": [0, 1]}
     data = replace(data, design=read_design(node))
-    points = data.points.assign(**{"touched/scale": 0.7, "touched/kl": 0.0})
-    points.loc[points["arm"] == "+b", "touched/kl"] = 0.4  # the control has scale too, and never kl
-    points.loc[points["arm"] == "+a", "touched/truncation"] = 0.2
+    points = data.points.assign(**{"active_fraction/scale": 0.7, "active_fraction/kl": 0.0})
+    points.loc[points["arm"] == "+b", "active_fraction/kl"] = 0.4  # the control has scale too, and never kl
+    points.loc[points["arm"] == "+a", "active_fraction/truncation"] = 0.2
     data = replace(data, points=points)
-    assert own_axes(data) == {"base": [], "+a": ["touched/truncation"], "+b": ["touched/kl"], "+c": []}
-    own = draw_step_metrics(data, final_values(data)).numbers.query("series == 'touched/own' and part == 'mean'")
+    assert own_axes(data) == {"base": [], "+a": ["active_fraction/truncation"], "+b": ["active_fraction/kl"], "+c": []}
+    own = draw_step_metrics(data, final_values(data)).numbers.query(
+        "series == 'active_fraction/own' and part == 'mean'"
+    )
     assert own.groupby("arm")["value"].mean().to_dict() == pytest.approx({"+a": 0.2, "+b": 0.4})
 
 

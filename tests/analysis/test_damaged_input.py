@@ -111,9 +111,9 @@ class Row:
 SWEEP = "sweeps/small/sweep.json"
 LOG = f"{RUN}/metrics.jsonl"
 TABLE = {
-    "nothing": Row(lambda runs: None, ("Finished cells: 6 of 6 planned.",)),
+    "nothing": Row(lambda runs: None, ("Finished runs: 6 of 6 planned.",)),
     "NaN": Row(lose_numbers, ("left out there: reward/mean (3 steps: base seed 0)",)),
-    "garbage in config.yaml": Row(write(f"{RUN}/config.yaml", b"\xff\0{{"), ("Finished cells: 6 of 6 planned.",)),
+    "garbage in config.yaml": Row(write(f"{RUN}/config.yaml", b"\xff\0{{"), ("Finished runs: 6 of 6 planned.",)),
     "a log cut at a line": Row(
         lambda runs: write_lines(runs, lines_of(runs)[:7]),
         (HERE, f"{LOG} ends at step 6, and the run has finished after 12; {COPY}"),
@@ -150,7 +150,7 @@ TABLE = {
     "an evaluation cut": Row(
         truncate(f"{RUN}/eval/step=000012.parquet", 200), (HERE, f"{RUN}/eval/step=000012.parquet is no table of", COPY)
     ),
-    "an unfinished run": Row(remove(f"{RUN}/DONE"), ("Finished cells: 5 of 6 planned.", "unfinished: base seed 0")),
+    "an unfinished run": Row(remove(f"{RUN}/DONE"), ("Finished runs: 5 of 6 planned.", "unfinished: base seed 0")),
     "an empty DONE": Row(truncate(f"{RUN}/DONE"), (HERE, f"{RUN}/DONE ")),
     "a list in DONE": Row(write(f"{RUN}/DONE", b"[]"), (HERE, RUN)),
     "no run.json": Row(remove(f"{RUN}/run.json"), (HERE, f"{RUN}/run.json", COPY)),
@@ -158,14 +158,14 @@ TABLE = {
     "a list in run.json": Row(write(f"{RUN}/run.json", b"[]"), (HERE, RUN)),
     "garbage in error.txt": Row(
         lambda runs: [remove(f"{RUN}/DONE")(runs), write(f"{RUN}/error.txt", b"\xff\0")(runs)],
-        ("Finished cells: 5 of 6 planned.", "failed: base seed 0"),
+        ("Finished runs: 5 of 6 planned.", "failed: base seed 0"),
     ),
     "garbage in what was kept": Row(
         lambda runs: [(runs / "sweeps/small/cache").mkdir(), write("sweeps/small/cache/tables", b"\xff\n" * 9)(runs)],
-        ("Finished cells: 6 of 6 planned.",),
+        ("Finished runs: 6 of 6 planned.",),
     ),
     "an empty sweep.json": Row(truncate(SWEEP), (SWEEP, COPY), f"{SWEEP} ", ends=True),
-    "a sweep without cells": Row(write(SWEEP, b"{}"), (SWEEP, "cells", COPY), f"{SWEEP} ", ends=True),
+    "a sweep without runs": Row(write(SWEEP, b"{}"), (SWEEP, "cells", COPY), f"{SWEEP} ", ends=True),
     "a design of no kind": Row(redeclare, (f"{SWEEP}: design.kind: there is no 'add_two'; choose from",), ends=True),
 }
 # What the commands beside `rollouts` do not read, the report excepted.
@@ -247,7 +247,7 @@ def test_data_and_rollouts(damage: str, runs: Path, tmp_path: Path, command: Cal
         require(said, said.printed, counts, ends=False)
         # What is saved says the same: a run that cannot be read is in it with its reason and no numbers.
         saved = load_data(tmp_path / "data", "small")
-        assert f"Finished cells: {len(saved.finished)} of 6 planned." in said.printed
+        assert f"Finished runs: {len(saved.finished)} of 6 planned." in said.printed
         lost = saved.points.merge(saved.runs[saved.runs["status"] == "unreadable"], on=["level", "arm", "seed"])
         assert lost.empty and set(saved.points["arm"]) == {"base", "+helps"}
     shown = command("rollouts", "small", "--runs", runs)
@@ -314,7 +314,7 @@ SAVED = {
     "answers empty": (truncate("small.answers.parquet"), ["small.answers.parquet is not what was saved", COPY]),
     "answers gone": (remove("small.answers.parquet"), ["small.answers.parquet is missing", COPY]),
     "nothing in the record": (truncate("small.json.xz"), ["small.json.xz", COPY]),
-    "a record without cells": (
+    "a record without runs": (
         write("small.json.xz", lzma.compress(b'{"sweep": {}}')),
         ["small.json.xz and the tables beside it", COPY],
     ),

@@ -593,11 +593,11 @@ def test_one_seed_has_numbers_without_intervals() -> None:
 
 
 def test_a_base_counts_once_in_every_measure_over_runs() -> None:
-    """Eight runs of four bases: what is said of them is what four runs with the means of the bases would say."""
+    """Eight runs of four base models: measures equal those of four runs with their means."""
     x = [0, 1, 2, 3, 4]
     rng = np.random.default_rng(0)
     downstream = 0.5 - np.cumsum(rng.uniform(0.04, 0.06, (4, 5)), axis=1)
-    shifted = [downstream + shift for shift in (0.01, -0.01)]  # two seeds of every base, about its mean
+    shifted = [downstream + shift for shift in (0.01, -0.01)]  # two seeds of every base model, about its mean
     runs = [
         replace(track(x, [0.5] * 5, seeds[base].tolist()), base=base, seed=4 * number + base)
         for number, seeds in enumerate(shifted)

@@ -255,7 +255,7 @@ def test_intervals_that_would_hide_the_bars_are_cut_and_said_to_be() -> None:
 
 
 def four_bases(ends: Mapping[str, float], scatter: float = 0.02) -> SweepData:
-    """Arms with these final accuracies, two runs on each of four bases, which deviate by 10 points."""
+    """Arms with these final accuracies, two runs on each of four base models, which deviate by 10 points."""
     place = np.random.default_rng(5)
     level = 0.1 * place.standard_normal(4)
     runs = {}
@@ -331,7 +331,10 @@ def test_why_all_pairs_cannot_be_compared() -> None:
     two = four_bases({"first": 0.5, "second": 0.51})
     data = four_bases({"first": 0.5, "second": 0.51, "third": 0.3})
     alone = replace(data, runs=data.runs.assign(base=0))
-    for case, reason in ((two, "no level has three arms on two bases"), (alone, "all runs are of one base")):
+    for case, reason in (
+        (two, "no level has three arms on two base models"),
+        (alone, "all runs are of one base model"),
+    ):
         finals = final_values(case)
         assert all_pairs.draw_all_pairs(case, finals) is None
         assert all_pairs.missing(case, finals).startswith(reason)

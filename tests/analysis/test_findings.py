@@ -15,7 +15,7 @@ from scipy import stats
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[str]]:
-    """The cells of each row, by its sweep."""
+    """The runs of each row, by its sweep."""
     lines = [line.strip("| ").split(" | ") for line in findings_table(saved_sweeps(EXPERIMENTS)).splitlines()[2:]]
     return {cells[-1].partition("]")[0].strip("["): cells for cells in lines}
 

@@ -94,7 +94,7 @@ def interval(text: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_every_notebook_says_which_sweep_it_is_about(printed: Callable[..., str], name: str) -> None:
     said = printed(name)
-    assert said.startswith("synthetic, from run folders, 16 finished cells.\nSYNTHETIC: are the planted effects found")
+    assert said.startswith("synthetic, from run folders, 16 finished runs.\nSYNTHETIC: are the planted effects found")
     assert "compared with base at 192,000 sampled tokens" in said  # 48 steps of 4,000
     assert "answers to single questions are here, samples of each: 2." in said
 
@@ -211,7 +211,7 @@ def test_saved_numbers_without_runs_and_without_answers(
     monkeypatch.setattr(show, "REPOSITORY", tmp_path)
     cells = pd.read_parquet(folder / "recipes.parquet").groupby(["arm", "level", "seed"]).ngroups
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")
-    assert said.startswith(f"recipes, from saved data, {cells} finished cells.")
+    assert said.startswith(f"recipes, from saved data, {cells} finished runs.")
     assert show.NO_ANSWERS in said and "t over seeds" not in said
     assert "Answers to single downstream questions were not saved" in said
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)
@@ -220,7 +220,7 @@ def test_saved_numbers_without_runs_and_without_answers(
 @pytest.mark.extended
 def test_the_saved_sweeps_say_nothing_of_asymptotes_they_do_not_show(printed: Callable[..., str]) -> None:
     said = printed("scaling", EXP="overlong", RUNS="nowhere")
-    assert said.startswith("overlong, from saved data, 50 finished cells.")
+    assert said.startswith("overlong, from saved data, 50 finished runs.")
     assert len(re.findall(r"^\w+ [\w+]+: (?:asymptote not identified|no fit|A = )", said, flags=re.M)) == 10
     assert "asymptote not identified" in said or "no fit" in said
 
@@ -233,7 +233,9 @@ def test_when_reward_misled_over_all_saved_sweeps(printed: Callable[..., str]) -
     assert "reward down, downstream up" in line(said, "batching: one_update")  # comparable, one update a batch
     assert "another training grader" in line(said, "negative_controls: inverted", "reward up, downstream down")
     for group in ("controls", "other arms"):
-        assert re.search(r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ bases", line(said, group, " bases  "))
+        assert re.search(
+            r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ base models", line(said, group, " base models  ")
+        )
     assert interval(line(said, "KL from the start rises"))[1] > 0.5 > interval(line(said, "entropy falls"))[2]
     assert "gain not surely above 0" in line(said, "kept_cache rate_4e-4", "controls")
     assert re.search(r"Share of the budget after the best checkpoint, over base models: 0\.\d+ \[", said)

@@ -109,9 +109,9 @@ def test_the_words_of_the_verdict_follow(sweeps: list[SweepData]) -> None:
     judged = [{one.prediction.arm: one for one in judge(data, final_values(data))} for data in sweeps]
     hurts, helps = ([of_arm[arm] for of_arm in judged] for arm in ("+hurts", "+helps"))
     # Five runs may look like two groups by chance; then the interval is withheld, and no word rests on it.
-    assert all(one.word == ("not resolved" if one.difference.why else "supported") for one in hurts)
+    assert all(one.verdict == ("not significant" if one.difference.why else "supported") for one in hurts)
     assert sum(bool(one.difference.why) for one in hurts) == 1
-    assert sum(one.word == "supported" for one in helps) >= REPEATS - 2
+    assert sum(one.verdict == "supported" for one in helps) >= REPEATS - 2
     assert "SYNTHETIC" in verdict_text(sweeps[0], final_values(sweeps[0]))
 
 

@@ -1,4 +1,4 @@
-"""How many seeds and bases a design needs: the predicted power is what the lab's own decision finds."""
+"""How many seeds and base models a design needs: the predicted power is what the lab's own decision finds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def declare(**changes: Any) -> Design:
 
 @pytest.fixture(scope="module")
 def nested() -> SweepData:
-    """A synthetic sweep of four bases with two seeds each."""
+    """A synthetic sweep of four base models with two seeds each."""
     return synthetic_sweep(NESTED_RUNS, 0)
 
 
@@ -120,7 +120,7 @@ def test_the_same_contrast_twice_counts_once() -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_the_interval_of_the_deviation_holds_it_as_often_as_it_says(seeds: int) -> None:
-    """Pilots of four bases and two seeds, three contrasts with one control; 95% is asked for, and it may be careful."""
+    """Pilots of four base models and two seeds, three contrasts with one control; 95% is nominal."""
     rng = np.random.default_rng(3)
     bases = {seed: seed % 4 for seed in range(8)}
     of, truth, held, number = np.arange(8) % 4, math.sqrt(0.02**2 + 0.03**2 / seeds), 0, 300
@@ -145,7 +145,14 @@ def test_the_interval_of_the_deviation_holds_it_as_often_as_it_says(seeds: int) 
         ({"bases": None, "seeds": list(range(6))}, ONE_SEED),
         ({}, ONE_SEED),
     ],
-    ids=["4 bases x 2", "6 bases x 1", "6 seeds", "one prediction", "6 seeds, one a base known", "one a base known"],
+    ids=[
+        "4 base models x 2",
+        "6 base models x 1",
+        "6 seeds",
+        "one prediction",
+        "6 seeds, one a base known",
+        "one a base known",
+    ],
 )
 def test_the_predicted_power_is_that_of_the_labs_own_decision(changes: dict[str, Any], scatter: Scatter) -> None:
     """`decide` over `compare` and Holm, 400 sweeps: a standard error of 2 points at 80%."""
@@ -206,7 +213,7 @@ def test_more_bases_are_needed_with_fewer_seeds_and_the_fewest_runs_are_named(ne
 
 @pytest.mark.extended
 def test_planted_deviations_are_found_in_a_pilot() -> None:
-    """Over ten pilots: effects of bases by 0.04, a pair's difference by the noise of its two arms."""
+    """Over ten pilots: effects of base models by 0.04, a pair's difference by the noise of its two arms."""
     squares = {"bases": 0.0, "seeds": 0.0}
     planted = Planted(
         steps=20, every=4, questions=256, samples=4, bases=4, seeds=tuple(range(16)), base_effect_sd=0.04, own_sd=0.03
@@ -237,7 +244,7 @@ def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: Swe
     assert "to find an effect of 0.03:" in said(declare(margin=0.03))
     named = said(declare(margin=0.03), 0.1, 0.2)
     assert "effect of 0.1:" in named and "effect of 0.2:" in named and "0.03:" not in named
-    assert "p below 0.05 / 3 = 0.0167" in named and "as declared, 4 bases x 2 seeds" in named
+    assert "p below 0.05 / 3 = 0.0167" in named and "as declared, 4 base models x 2 seeds" in named
     with pytest.raises(ValueError, match="--effect -1: give a size above 0"):
         said(declare(), -1.0)
 
@@ -245,7 +252,7 @@ def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: Swe
 def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
     data = synthetic_sweep(Planted(tricks=("helps",), kind="add_one", steps=20, every=4, questions=64), 0)
     lines = "\n".join(power_text(declare(), data, [0.1], trials=0))
-    assert "the pilot has one base, so how far effects differ between bases is not known" in lines
+    assert "the pilot has one base model, so how far effects differ between base models is not known" in lines
     alone = "\n".join(power_text(declare(bases=None, seeds=[0, 1, 2]), data, [0.1], trials=0))
     assert "seeds needed: " in alone and "as declared, 3 seeds" in alone
     single = one_arm(data)
@@ -255,16 +262,16 @@ def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
 
 
 def test_one_arm_with_a_run_a_base_deviates_less_than_its_pairs_may() -> None:
-    """A run by bases and seeds, a difference by bases and twice by seeds: at most twice a run's variance."""
+    """A run by base models and seeds, a difference by base models and twice by seeds: at most twice the variance."""
     data = one_arm(synthetic_sweep(replace(NESTED_RUNS, seeds=tuple(range(4))), 0))
     pilot = measure_pilot(declare(), data, DOWNSTREAM)
     values = final_values(data).of("", "base", DOWNSTREAM)
     assert math.isnan(pilot.scatter.within) and pilot.scatter.of_bases == pytest.approx(math.sqrt(2) * values.std())
-    assert pilot.alone == pytest.approx((pilot.scatter.of_bases,) * 2) and "runs of several bases" in pilot.how
+    assert pilot.alone == pytest.approx((pilot.scatter.of_bases,) * 2) and "runs of several base models" in pilot.how
 
 
 def test_the_smallest_effect_of_a_design_of_one_base_is_that_of_the_table(nested: SweepData) -> None:
-    """The pilot has four bases: how far these differ is not asked."""
+    """The pilot has four base models: how far these differ is not asked."""
     lines = power_text(declare(bases=None, seeds=list(range(6))), nested, trials=0)
     seeds, effects = (
         next(line.split() for line in lines if line.startswith(f"  {head} ")) for head in ("seeds", "effect")
@@ -273,13 +280,13 @@ def test_the_smallest_effect_of_a_design_of_one_base_is_that_of_the_table(nested
     assert any(said in line for line in lines)
 
 
-@pytest.mark.parametrize(("seeds", "what"), [(3, "2 bases x 3 seeds"), (1, "2 bases x 1 seed")])
+@pytest.mark.parametrize(("seeds", "what"), [(3, "2 base models x 3 seeds"), (1, "2 base models x 1 seed")])
 def test_two_bases_decide_nothing(nested: SweepData, seeds: int, what: str) -> None:
     """`compare` withholds the interval, so the chance to find an effect is none, however large it is."""
     lines = "\n".join(power_text(declare(bases=2, seeds=seeds), nested, [10.0], trials=20))
-    assert f"as declared, {what}: no interval, so no effect can be found: 3 bases are needed" in lines
+    assert f"as declared, {what}: no interval, so no effect can be found: 3 base models are needed" in lines
     assert "as declared: power 0% [0%, 0%]" in lines and "with no other effect: 0%" in lines
-    assert "fewest runs: 3 bases with one seed each" in lines
+    assert "fewest runs: 3 base models with one seed each" in lines
 
 
 def test_one_seed_decides_nothing(nested: SweepData) -> None:
@@ -295,7 +302,9 @@ def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
     assert [one.arm for one in design.predictions] == ["one"] and sizes(design) == (3, 2)
     lines = "\n".join(power_text(declare(**part), nested, [0.12], trials=400))
     assert "1 prediction; Holm asks the first for p below 0.05 / 1 = 0.05" in lines
-    assert "as declared, 3 bases x 2 seeds: the smallest effect found with 80% power is" in lines, "three are enough"
+    assert "as declared, 3 base models x 2 seeds: the smallest effect found with 80% power is" in lines, (
+        "three are enough"
+    )
     (stated,), (found,) = (
         re.findall(said, lines) for said in (r"as declared: power (\d+)%", r"with no other effect: (\d+)%")
     )
@@ -305,7 +314,7 @@ def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
 
 
 def test_a_part_has_the_bases_of_its_seeds() -> None:
-    """Its first three seeds start from three of the four bases."""
+    """Its first three seeds start from three of the four base models."""
     few = {"parts": {"few": {"seeds": [0, 1, 2]}}, "part": "few"}
     assert sizes(declare(**few)) == (3, 1) and sizes(declare()) == (4, 2)
 

@@ -453,15 +453,17 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     # t = 5 / (1 / sqrt 3), t^2 = 75, with 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2) = 0.01307, times 5 = 0.0654
     first = judge(data, finals)[0]
     assert (first.p, first.holm) == pytest.approx((1 - math.sqrt(75 / 77), 5 - 5 * math.sqrt(75 / 77)), rel=1e-9)
-    assert first.difference.low > 0 and (first.word, first.family) == ("not resolved", 5)
+    assert first.difference.low > 0 and (first.verdict, first.family) == ("not significant", 5)
     section = verdict_section(data, finals, {}, None)
-    assert "Of 5 predictions: 5 not resolved." in section and "adjusted by Holm for 5 predictions, is below" in section
-    assert "p = 0.013; Holm-adjusted over 5 predictions p = 0.065, so not resolved once" in section
-    assert "not resolved: +x is above base" in verdict_text(data, finals)
+    assert (
+        "Of 5 predictions: 5 not significant." in section and "adjusted by Holm for 5 predictions, is below" in section
+    )
+    assert "p = 0.013; Holm-adjusted over 5 predictions p = 0.065, so not significant once" in section
+    assert "not significant: +x is above base" in verdict_text(data, finals)
     from grpo_lab.analysis.build import describe_sources
 
     sidecar = describe_sources(data, finals, ["figures"])["judgements"][0]
-    assert (sidecar["word"], sidecar["p"], sidecar["p_holm"]) == ("not resolved", first.p, first.holm)
+    assert (sidecar["word"], sidecar["p"], sidecar["p_holm"]) == ("not significant", first.p, first.holm)
 
 
 def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
@@ -470,7 +472,7 @@ def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
     data = replace(data, record=replace(data.record, declared=declared))
     finals = final_values(data)
     (judgement,) = judge(data, finals)
-    assert (judgement.word, math.isnan(judgement.p), math.isnan(judgement.holm)) == ("not run", True, True)
+    assert (judgement.verdict, math.isnan(judgement.p), math.isnan(judgement.holm)) == ("not run", True, True)
     text = verdict_section(data, finals, {}, None)
     assert "DECLARED AFTER 3 of its runs had been started" in text
     assert "Of 1 prediction: 1 not run." in text and "no interval, so not judged" in text
@@ -494,7 +496,7 @@ def test_a_sign_that_flips_on_another_axis_is_said() -> None:
 def test_tricks_that_touched_nothing_are_said_beside_their_prediction() -> None:
     data = renamed(sweep(tricks=("helps",), downstream={"helps": 0.1}), tricks={"helps": ["surrogate=ppo_higher"]})
     inert = [["surrogate", "kl"] if arm == "+helps" else [] for arm in data.runs["arm"]]
-    data = replace(data, runs=data.runs.assign(inert=inert))
+    data = replace(data, runs=data.runs.assign(no_ops=inert))
     section = verdict_section(data, final_values(data), {}, None)
     assert "No-op: surrogate in 3 of 3 runs changed nothing of the loss." in section
 

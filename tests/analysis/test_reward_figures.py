@@ -101,7 +101,9 @@ def test_runs_of_one_base_model_are_one_observation(many: SweepData) -> None:
     data = sharpened(many, 0.15)
     first = [seed for seed, base in final_values(data).bases.items() if base == 0]
     runs, points = (table[table["seed"].isin(first)] for table in (data.runs, data.points))
-    rest = data.runs[(data.runs["arm"] == "base") & ~data.runs["seed"].isin(first)]  # the other bases have no share yet
+    rest = data.runs[
+        (data.runs["arm"] == "base") & ~data.runs["seed"].isin(first)
+    ]  # the other base models have no share yet
     later = data.points[(data.points["arm"] == "base") & ~data.points["seed"].isin(first)]
     later = later.assign(**{name: math.nan for name in later if "sharpened" in str(name)})
     partly = replace(data, runs=pd.concat([runs, rest]), points=pd.concat([points, later]))
@@ -110,7 +112,7 @@ def test_runs_of_one_base_model_are_one_observation(many: SweepData) -> None:
     whole = sharpening_of_level(partly, finals, "").share
     assert (whole.bases, whole.n) == (1, 8) and math.isnan(whole.low) and whole.mean > 0
     (judged,) = judge_quantities(predicted(partly, QuantityPrediction("sharpening_share", above=-5.0)), finals)
-    assert judged.word == "not resolved" and math.isnan(judged.holm)
+    assert judged.verdict == "not significant" and math.isnan(judged.holm)
     assert sharpening(partly, finals)["", "+a"].share.bases == 1
 
 
@@ -136,7 +138,13 @@ def test_predicted_quantities_by_hand(many: SweepData) -> None:
     )
     finals = final_values(data)
     judged = judge_quantities(data, finals)
-    assert [found.word for found in judged] == ["not resolved", "supported", "contradicted", "not resolved", "not run"]
+    assert [found.verdict for found in judged] == [
+        "not significant",
+        "supported",
+        "contradicted",
+        "not significant",
+        "not run",
+    ]
     assert judged[0].measured.mean == -1 and judged[0].holm == pytest.approx(3 * 2.0**-3)
     share, whole = sharpening(data, finals)["", "base"].share, sharpening_of_level(data, finals, "").share
     assert judged[2].measured == share and judged[1].measured == whole

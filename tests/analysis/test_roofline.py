@@ -8,7 +8,7 @@ import pytest
 from cluster_cost.roofline import Efficiency, Engine, Learner, ModelShape, send
 from clusters import H100, SEVEN, USUAL
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 
 SMALL = ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
 LARGE = ModelShape(64, 5120, 40, 8, 128, 27648, 152064, tied=False)

@@ -31,7 +31,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep, protocol_of
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.tracking.mlflow_exporter import sync_all
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import read_sweep, record_sweep
 
@@ -65,7 +65,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(home / "small/base/seed=1/eval")
     with RunLog(home / "small/base/seed=0") as log:
         log.write_step(13, {"train/loss": math.inf, "train/ratio": math.nan, "budget/steps": 13}, {})
-        log.mark_done({"inert": []})  # which says no number of steps: tests let it log more
+        log.mark_done({"no_ops": []})  # which says no number of steps: tests let it log more
     return home
 
 
@@ -291,7 +291,7 @@ def test_what_a_run_logs_is_compared_with_its_end_in_one_pass(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs of a small sweep and the store they were mirrored to."""
+    """A folder with the runs of a small sweep and the store they were exported to."""
     home = tmp_path_factory.mktemp("mirrored")
     write_synthetic(PLANTED, home / "runs")
     describe_runs(home / "runs", PLANTED.name)
@@ -321,7 +321,7 @@ def change(store: Path, *statements: str) -> None:
 
 
 def run_of(arm: str, seed: int) -> str:
-    """SQL for the id of a cell's MLflow run."""
+    """SQL for the id of a run's MLflow run."""
     return (
         f"(SELECT a.run_uuid FROM tags a JOIN tags s ON s.run_uuid = a.run_uuid AND s.key = 'seed' "
         f"WHERE a.key = 'arm' AND a.value = '{arm}' AND s.value = '{seed}')"
@@ -371,7 +371,7 @@ def test_a_figure_from_the_store_needs_neither_mlflow_nor_torch(mirrored: Path, 
     line = [sys.executable, "-c", WITHOUT, f"sqlite:///{mirrored}/mlflow.db", str(tmp_path / "figure.png")]
     done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "MLflow store mlflow.db, answers from 4 run folders, 3 finished cells\n"
+    assert done.stdout == "MLflow store mlflow.db, answers from 4 run folders, 3 finished runs\n"
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
@@ -436,7 +436,7 @@ def test_how_a_run_ended_and_what_is_not_known_of_it(store: Path, tmp_path: Path
     assert len(data.points[(data.points["arm"] == "+helps") & (data.points["seed"] == 1)]) == 7
     assert data.answers[(data.answers["arm"] == "+helps") & (data.answers["seed"] == 1)].empty
     done = row_of(data, "+helps", 0)
-    assert (done["status"], done["dirty"], done["inert"]) == ("done", None, ["truncation", "kl"])
+    assert (done["status"], done["dirty"], done["no_ops"]) == ("done", None, ["truncation", "kl"])
 
 
 def test_deleted_runs_are_left_out(store: Path) -> None:
@@ -445,7 +445,7 @@ def test_deleted_runs_are_left_out(store: Path) -> None:
     assert row_of(data, "base", 1)["status"] == "new" and pd.isna(row_of(data, "base", 1)["run_key"])
     assert data.points[(data.points["arm"] == "base")]["seed"].unique().tolist() == [0]
     change(store, "UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'grpo_lab'")
-    with pytest.raises(ValueError, match=r"no sweep 'small' in .*; no sweep was mirrored there yet"):
+    with pytest.raises(ValueError, match=r"no sweep 'small' in .*; no sweep was exported there yet"):
         load_mlflow(f"sqlite:///{store}", "small")
 
 
@@ -499,7 +499,7 @@ def test_of_a_run_that_is_there_twice_the_newest_counts(
 ) -> None:
     change(store, *second_copy(run_of("base", 0), "copy", later))
     data = load_mlflow(f"sqlite:///{store}", "small")
-    assert "cells with more than one run: 1 (the newest counts)" in data.source
+    assert "runs that are in MLflow more than once: 1 (the newest counts)" in data.source
     assert value_of(data, "base", 0, 12, "budget/steps") == 12 * factor
     assert (row_of(data, "base", 0)["mlflow_run_id"] == "copy") == (factor == 0.5)
     assert len(data.runs) == 4 and len(data.points) == len(from_folders.points)
@@ -513,7 +513,7 @@ def test_runs_the_declaration_no_longer_has_are_counted_out(store: Path) -> None
         "UPDATE tags SET value = '/runs/gone/seed=0' WHERE key = 'folder' AND run_uuid = 'other'",
     )
     data = load_mlflow(f"sqlite:///{store}", "small")
-    assert "runs of no cell of the declaration as it is: 1" in data.source
+    assert "runs that today's declaration does not name: 1" in data.source
     assert data.arms == ["base", "+helps"] and row_of(data, "base", 0)["mlflow_run_id"] != "other"
 
 
@@ -622,7 +622,7 @@ def test_a_server_gives_what_the_folders_give(store: Path, from_folders: SweepDa
         data = load_mlflow(uri, "small")
         assert os.environ == settings
         assert_equal(data, from_folders)
-        twice = "cells with more than one run: 1 (the newest counts)"
+        twice = "runs that are in MLflow more than once: 1 (the newest counts)"
         assert data.record == from_folders.record
         assert data.source == f"MLflow at 127.0.0.1, {twice}, answers from 4 run folders"
         with pytest.raises(ValueError, match=r"no sweep \"a'b\" in MLflow at 127.0.0.1; there are: small"):
@@ -654,15 +654,13 @@ def test_one_way_in(mirrored: Path, from_folders: SweepData, tmp_path: Path) -> 
     for source, words in ((folder, "run folders"), (uri, "MLflow store mlflow.db, answers from 4 run folders")):
         data = read_source(source, "small", None)
         assert_equal(data, from_folders)
-        assert data.source == f"{words}, 3 finished cells"
+        assert data.source == f"{words}, 3 finished runs"
     save_data(from_folders, tmp_path / "data")
-    assert read_source(folder, "small", tmp_path / "data").source == (
-        "run folders, 3 finished cells, saved data have 3"
-    )
+    assert read_source(folder, "small", tmp_path / "data").source == ("run folders, 3 finished runs, saved data have 3")
     (tmp_path / "runs/small/base/seed=0/DONE").unlink()
     richer = read_source(folder, "small", tmp_path / "data")
-    assert richer.source == "saved data, 3 finished cells, run folders have 2"
-    assert read_source(str(tmp_path), "small", tmp_path / "data").source == "saved data, 3 finished cells"
+    assert richer.source == "saved data, 3 finished runs, run folders have 2"
+    assert read_source(str(tmp_path), "small", tmp_path / "data").source == "saved data, 3 finished runs"
     with pytest.raises(ValueError, match=r"there is no sweep 'x': .*runs has small; saved data in .*data has small"):
         read_source(folder, "x", tmp_path / "data")
     with pytest.raises(ValueError, match="there are: small"):

@@ -92,7 +92,9 @@ def test_pooling_by_hand() -> None:
     ), "equal environments: Student's t over their means"
     few = pool([Effect("sums", {0: 0.1, 1: 0.2})])
     assert few.why == "an environment with fewer than 3 base models" and math.isnan(few.low)
-    assert pool([Effect("sums", one, "collapsed runs in 1 of 8"), Effect("sums", other)]).text() == "0.200 [withheld]"
+    assert (
+        pool([Effect("sums", one, "collapsed runs in 1 of 8"), Effect("sums", other)]).text() == "0.200 [not reported]"
+    )
 
 
 @pytest.mark.extended

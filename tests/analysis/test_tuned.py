@@ -13,7 +13,7 @@ import yaml
 from declared_experiments import saved_data
 from planted_sweeps import Planted, synthetic_sweep
 
-from grpo_lab.analysis.effects.acted import actions, could_not_act
+from grpo_lab.analysis.effects.manipulation_checks import failed_checks, manipulation_checks
 from grpo_lab.analysis.effects.tuned import tuned, tuned_text
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
@@ -93,10 +93,10 @@ def test_a_verdict_has_the_table_of_chosen_numbers_and_says_once_what_to_know_of
     data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
     data = replace(data, record=replace(data.record, tuning=[entry]))
     lines = verdict_text(data, final_values(data)).splitlines()
-    table = lines.index("What tuning chose; ! marks a number near an end of its range")
+    table = lines.index("Tuned values; ! marks a number near an end of its range")
     assert lines[table + 1].split()[:2] == ["arm", rate]
     assert " ".join(lines[table + 2].split()) == "dapo 0.009! 0.500 2 of 2"
-    known = lines[lines.index("What to know before believing this") :]
+    known = lines[lines.index("Caveats") :]
     for said in ("Tuned: 2 trials each, on seed 100", f"Tuned to an end of its range: {rate}=0.009 of dapo"):
         assert [said in line for line in lines].count(True) == [said in line for line in known].count(True) == 1
 
@@ -161,8 +161,8 @@ def test_a_lean_sweep_has_the_same_verdict(name: str) -> None:
     assert len(small.points.columns) < 0.8 * len(data.points.columns) and len(small.points) == len(data.points)
     assert small.answers.empty and small.settings is data.settings
     whole, said = (verdict_text(one, final_values(one)).splitlines() for one in (data, small))
-    assert len(said) > 20 and could_not_act(small) == could_not_act(data)
-    assert [repr(one) for one in actions(small)] == [repr(one) for one in actions(data)]
+    assert len(said) > 20 and failed_checks(small) == failed_checks(data)
+    assert [repr(one) for one in manipulation_checks(small)] == [repr(one) for one in manipulation_checks(data)]
     # The lines on numbers that one run lacks at some step speak of all that was logged.
     assert [line for line in whole if "Missing or NaN" not in line] == [
         line for line in said if "Missing or NaN" not in line

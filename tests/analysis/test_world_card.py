@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def sweep(name: str, arms: dict[str, float]) -> SweepData:
-    """Two bases with two seeds each. Base b gains (b + 1) / 10 in a straight line up to step 10, from 0.2."""
+    """Two base models with two seeds each. Base b gains (b + 1) / 10 in a straight line up to step 10, from 0.2."""
     cells = []
     for arm, clipped in arms.items():
         for seed in range(4):
@@ -44,7 +44,7 @@ def sweep(name: str, arms: dict[str, float]) -> SweepData:
                 [asked | {"suite": suite, "question": q} for suite in ("heldout", "downstream") for q in range(16)]
             )
             row = {"level": "", "arm": arm, "seed": seed, "folder": f"{name}/{arm}/{seed}", "problem": "", "base": base}
-            row |= {"status": "done", "collapsed": False, "run_key": "", "mlflow_run_id": None, "inert": []}
+            row |= {"status": "done", "collapsed": False, "run_key": "", "mlflow_run_id": None, "no_ops": []}
             row |= {"commit": None, "dirty": None, "protocol": None}
             cells.append(CellData(row, points, answers[COLUMNS]))
     records = [CellRecord(cell.row["arm"], "", cell.row["seed"], cell.row["folder"]) for cell in cells]
@@ -69,13 +69,14 @@ def test_every_quantity_of_a_card_by_hand() -> None:
     assert rows["sd of length among answers to one problem, tokens"].startswith("0.500")
     assert rows["tokens clipped, updates=four"].startswith("0.05%")
     assert rows["tokens clipped, in regime=trust_region"].startswith("2.05%")
-    # Seeds differ by 0.01 on both bases: sd 0.01 / sqrt(2). Bases differ by 0.1: variance 0.005 less half of 0.00005.
+    # Seeds differ by 0.01 on both base models: sd 0.01 / sqrt(2). Bases differ by 0.1: variance 0.005 less half of
+    # 0.00005.
     assert rows["held-out: sd between seeds"].startswith("0.007")
-    assert rows["held-out: sd between bases"].startswith("0.071")
+    assert rows["held-out: sd between base models"].startswith("0.071")
     # Half of four samples right on 16 questions: sqrt(16 * (1/4) / 3) / 16.
     assert rows["held-out: sampling sd of the evaluation"] == f"{(16 / 12) ** 0.5 / 16:.3f}"
     text = card_text(card)
-    assert text.startswith("world=made: 4 runs on 2 bases") and all(name in text for name in rows)
+    assert text.startswith("world=made: 4 runs on 2 base models") and all(name in text for name in rows)
 
 
 def test_a_card_of_unfinished_runs_is_refused() -> None:

@@ -22,7 +22,7 @@ import torch
 from lab_side import matmul_peak
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.distributed.device import prepare_torch

@@ -1,4 +1,4 @@
-"""The ledger and FLOP counts, each against a slow count."""
+"""The account and FLOP counts, each against a slow count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from helpers import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_lab.budget.ledger import Budget, BudgetAxis, Ledger, ModelFlops
+from grpo_lab.budget.compute_account import Budget, BudgetAxis, ComputeAccount, ModelFlops
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -29,21 +29,21 @@ def test_a_span_costs_what_its_tokens_cost(start, length) -> None:
 
 
 def test_the_ledger_of_one_step_counted_by_hand() -> None:
-    ledger = Ledger()
+    account = ComputeAccount()
     # two prompts of 3 and 5 tokens, two responses each
-    ledger.generated(COST, [3, 5], [[2, 4], [1, 6]], [[0, 0], [0, 0]])
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (2, 4, 3 + 5 + 13)
+    account.generated(COST, [3, 5], [[2, 4], [1, 6]], [[0, 0], [0, 0]])
+    assert (account.prompts, account.completions, account.sampled_tokens) == (2, 4, 3 + 5 + 13)
     # the prompt is prefilled once, each response goes on from it
     spans = [(0, 3), (3, 5), (3, 7), (0, 5), (5, 6), (5, 11)]
     flops = sum(token_by_token(*span) for span in spans)
-    assert ledger.flops == flops
-    ledger.forwarded(COST, [3, 5], [2, 6])
+    assert account.flops == flops
+    account.forwarded(COST, [3, 5], [2, 6])
     flops += token_by_token(0, 5) + token_by_token(0, 11)
-    assert ledger.flops == flops
+    assert account.flops == flops
     # forward once, backward twice
-    ledger.trained(COST, [3], [4], tokens=4)
-    assert ledger.flops == flops + 3 * token_by_token(0, 7)
-    assert ledger.trained_tokens == 4
+    account.trained(COST, [3], [4], tokens=4)
+    assert account.flops == flops + 3 * token_by_token(0, 7)
+    assert account.trained_tokens == 4
 
 
 def test_the_cost_of_a_model_is_read_off_its_shapes() -> None:
@@ -60,13 +60,13 @@ def test_a_tied_head_is_multiplied_all_the_same() -> None:
 
 @pytest.mark.parametrize("axis", list(BudgetAxis), ids=lambda axis: axis.value)
 def test_every_budget_axis_is_a_counter(axis) -> None:
-    ledger = Ledger(**{axis.value: 30.0 if axis.value.endswith("seconds") else 30})
-    assert ledger.spent(Budget(axis, 40.0)) == 0.75
-    assert Ledger().spent(Budget(axis, 40.0)) == 0
+    account = ComputeAccount(**{axis.value: 30.0 if axis.value.endswith("seconds") else 30})
+    assert account.spent(Budget(axis, 40.0)) == 0.75
+    assert ComputeAccount().spent(Budget(axis, 40.0)) == 0
 
 
 def test_times_are_not_among_the_counters() -> None:
-    names = Ledger(steps=2, device_seconds=1.5).metrics()
+    names = ComputeAccount(steps=2, device_seconds=1.5).metrics()
     assert names["budget/steps"] == 2
     assert "budget/device_seconds" not in names
     assert len(names) == 9

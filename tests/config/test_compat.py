@@ -277,9 +277,9 @@ CASES = (
         "scale=batch_std_tokens baseline=batch_mean",
         ("baseline=group_mean", "baseline=greedy", "baseline=gae", "scale=batch_std"),
     ),
-    Case("nothing_is_charged", "baseline=return_to_go scale=none", ("kl=k1_reward", "baseline=none")),
+    Case("return_to_go_without_token_penalty", "baseline=return_to_go scale=none", ("kl=k1_reward", "baseline=none")),
     Case(
-        "stretch_is_divided_away",
+        "factor_is_divided_away",
         "scale=batch_std baseline=leave_one_out",
         ("baseline=group_mean", "scale=none"),
     ),
@@ -559,7 +559,7 @@ def _filtered_group_is_noticed(f: Facts) -> bool:
             f["scale.reads_batch"],
             f["scale.moves_zeros"],
             f["denominator.survivors_only"],
-            not f["reward_shaping.touches_nothing"],
+            not f["reward_shaping.is_no_op"],
             f["kl.needs_reference"],
             f["entropy.needs_gradient"],
             f["surrogate.pulls_without_advantage"],
@@ -580,7 +580,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["baseline.needs_critic"] and f["problems_per_step"] % f["critic.minibatches"] > 0
     ),
     "critic_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and f["baseline.needs_critic"],
-    "sft_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and not f["sft.touches_nothing"],
+    "sft_has_no_loss_scale": lambda f: f["learner_precision.scales_loss"] and not f["sft.is_no_op"],
     "credit_is_of_tokens": lambda f: (
         f["baseline.per_token"]
         and f["surrogate.uses_ratio"]
@@ -595,8 +595,8 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["teacher.replaces_reward"]
         and any(
             (
-                not f["scale.touches_nothing"],
-                not f["reward_shaping.touches_nothing"],
+                not f["scale.is_no_op"],
+                not f["reward_shaping.is_no_op"],
                 f["group_filter.removes_rows"],
             )
         )
@@ -629,13 +629,13 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "stale_and_uncorrected": lambda f: (
         f["old_policy.recomputes"]
         and not f["schedule.keeps_sampler_current"]
-        and f["correction.touches_nothing"]
-        and f["rejection.touches_nothing"]
+        and f["correction.is_no_op"]
+        and f["rejection.is_no_op"]
     ),
     "mismatch_counts_twice": lambda f: (
         not f["old_policy.recomputes"] and f["correction.needs_old_logprobs"] and f["surrogate.uses_ratio"]
     ),
-    "advantage_is_scaled_twice": lambda f: f["baseline.scales_itself"] and not f["scale.touches_nothing"],
+    "advantage_is_scaled_twice": lambda f: f["baseline.scales_itself"] and not f["scale.is_no_op"],
     "rewards_must_not_be_negative": lambda f: f["scale.needs_rewards_from_zero"] and _can_be_negative(f),
     "no_reward_is_negative": lambda f: f["scale.splits_signs"] and not (f["baseline.centres"] or _can_be_negative(f)),
     "ratio_must_be_of_tokens": lambda f: f["surrogate.needs_token_ratio"] and not f["importance.per_token"],
@@ -643,17 +643,17 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["surrogate.needs_drift"]
         and _every_ratio_is_one(f)
         and f["surrogate.weight_at_ratio_one"] == 1
-        and (f["correction.touches_nothing"] or not f["surrogate.sequence_level"])
+        and (f["correction.is_no_op"] or not f["surrogate.sequence_level"])
     ),
     "importance_cannot_act": lambda f: (
         f["surrogate.uses_ratio"]
-        and not f["importance.touches_nothing"]
+        and not f["importance.is_no_op"]
         and _every_ratio_is_one(f)
         # a response's ratio hands a token's weight, or its mark, to the whole row
-        and f["correction.touches_nothing"]
+        and f["correction.is_no_op"]
         and f["surrogate.mark_scope"] is None
     ),
-    "importance_is_ignored": lambda f: not (f["importance.touches_nothing"] or f["surrogate.uses_ratio"]),
+    "importance_is_ignored": lambda f: not (f["importance.is_no_op"] or f["surrogate.uses_ratio"]),
     "old_policy_is_ignored": lambda f: (
         not f["old_policy.recomputes"]
         and not f["surrogate.uses_ratio"]
@@ -677,15 +677,13 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "filter_drops_gradient": lambda f: (
         not (f["baseline.group_relative"] or f["scale.zeroes_tied"]) and f["group_filter.removes_rows"]
     ),
-    "reward_is_the_outcome": lambda f: f["reward_shaping.touches_nothing"] and f["group_filter.reads_reward"],
-    "share_is_one": lambda f: (
-        f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.touches_nothing"]
-    ),
-    "baseline_is_recentred": lambda f: f["baseline.same_for_all"] and f["scale.recentres"],
-    "nothing_is_charged": lambda f: f["baseline.pays_to_go"] and not f["kl.shapes_reward"],
-    "stretch_is_divided_away": lambda f: f["baseline.stretches"] and f["scale.divides_by_centred"],
+    "reward_is_the_outcome": lambda f: f["reward_shaping.is_no_op"] and f["group_filter.reads_reward"],
+    "share_is_one": lambda f: f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.is_no_op"],
+    "baseline_is_recentred": lambda f: f["baseline.constant_over_batch"] and f["scale.recentres"],
+    "return_to_go_without_token_penalty": lambda f: f["baseline.reward_to_go"] and not f["kl.shapes_reward"],
+    "factor_is_divided_away": lambda f: f["baseline.scales_group_mean"] and f["scale.divides_by_centred"],
     "shaping_is_not_read": lambda f: (
-        not f["reward_shaping.touches_nothing"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
+        not f["reward_shaping.is_no_op"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
     ),
     "kl_is_not_read": lambda f: f["kl.shapes_reward"] and f["baseline.reads_outcome"],
     "rows_weigh_by_length": lambda f: (
@@ -919,7 +917,7 @@ class Setting:
 def off_option(axis: str) -> Any:
     """The option of an axis that does nothing, or the plain one."""
     options = samples()[axis].values()
-    return next((o for o in options if getattr(o, "touches_nothing", False)), getattr(run_of(), axis))
+    return next((o for o in options if getattr(o, "is_no_op", False)), getattr(run_of(), axis))
 
 
 WITH_PASS_AT_2 = (("baseline", "pass_at_2"), ("scale", "none"))
@@ -935,14 +933,14 @@ IDLE_SETTINGS = {
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
     "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
-    "nothing_is_charged": Setting(others=(("scale", "none"),)),
+    "return_to_go_without_token_penalty": Setting(others=(("scale", "none"),)),
     "shaping_is_not_read": Setting(others=WITH_PASS_AT_2),
     "kl_is_not_read": Setting(others=WITH_PASS_AT_2),
 }
 
 
 def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
-    idle = {rule.name for rule in WARNINGS if rule.idles} | {"filter_hardly_acts"}
+    idle = {rule.name for rule in WARNINGS if rule.no_op} | {"filter_hardly_acts"}
     # what a run's reference becomes takes a run to see: tests/tricks/test_options_differ.py; which problems come
     # next is no part of the loss: tests/run/test_training_problems.py
     assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read", "rank_is_not_read"}
@@ -1035,7 +1033,7 @@ ACTS = (
         for name in ("group_mean", "greedy", "gae", "gae_orz", "monte_carlo")
     ),
     ("baseline_is_recentred", "return_to_go", Setting(others=(("scale", "batch_std_tokens"), ("kl", "k1_reward")))),
-    ("nothing_is_charged", "return_to_go", Setting(others=(("scale", "none"), ("kl", "k1_reward")))),
+    ("return_to_go_without_token_penalty", "return_to_go", Setting(others=(("scale", "none"), ("kl", "k1_reward")))),
     *(("shaping_is_not_read", name, Setting()) for name in KNOWN["reward_shaping"] if name != "none"),
     ("kl_is_not_read", "k1_reward", Setting()),
 )

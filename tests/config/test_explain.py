@@ -15,7 +15,7 @@ from helpers import composed
 from omegaconf import OmegaConf
 
 from grpo_lab.config import catalogue
-from grpo_lab.config.explain import explain, formula, inert_lines, nearest_recipe
+from grpo_lab.config.explain import explain, formula, nearest_recipe, no_op_lines
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import check_compatible
@@ -48,7 +48,7 @@ def test_the_explanation_of_a_masked_dr_grpo_is_its_loss() -> None:
         "     A = C",
         "     C = R - mean_g(R)",
         "     R = 1 if right else 0",
-        "     m = 1 on tokens the policy sampled; truncated rows: m = 0, but counted in the statistics",
+        "     m = 1 on tokens the policy sampled; truncated rows: m = 0, but in the statistics",
         "nearest recipe dr_grpo",
         "  truncation=mask_after for score",
         "  arXiv:2503.14476  truncation=mask_after",
@@ -225,7 +225,7 @@ def test_an_option_whose_file_only_hydra_knows_is_explained_by_its_class() -> No
 @pytest.mark.extended
 def test_only_what_somebody_chose_is_said_to_have_changed_nothing() -> None:
     def lines(*overrides: str, inert: tuple[str, ...] = ("surrogate", "kl", "correction")) -> list[str]:
-        return inert_lines(inert, compose_with_choices(overrides)[1])
+        return no_op_lines(inert, compose_with_choices(overrides)[1])
 
     nothing = "changed nothing of the loss in the whole run"
     assert lines() == []  # ppo is the plain surrogate: nobody chose it
@@ -306,9 +306,9 @@ def test_a_run_keeps_its_explanation_and_mlflow_shows_it_with_what_was_inert(tmp
     folder = start(config, "run", choices, ["test"])
     text = (folder / "explanation.txt").read_text()
     assert text == explain(to_run(config), config, choices) + "\n"
-    assert json.loads((folder / "DONE").read_text())["inert"] == ["surrogate"]
+    assert json.loads((folder / "DONE").read_text())["no_ops"] == ["surrogate"]
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (logged,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert logged.data.tags["inert"] == "surrogate"
+    assert logged.data.tags["no_ops"] == "surrogate"
     assert "sum_{i,t}(m * L) / (N * 24)" in logged.data.tags["mlflow.note.content"]
     assert "explanation.txt" in [file.path for file in client.list_artifacts(logged.info.run_id)]

@@ -125,7 +125,7 @@ CASES = [
     # sweeps
     Case(
         "-m truncation=score,skore",
-        "no cell was started|there is no 'truncation/skore': did you mean truncation=score? choose from",
+        "no run was started|there is no 'truncation/skore': did you mean truncation=score? choose from",
     ),
     Case("-m seed=0,x", "seed=x: a seed is a whole number"),
     Case("-m optimizer.learning_rate=interval(0,1)", "a sweep needs a list of values, such as"),
@@ -289,7 +289,7 @@ def test_an_experiment_without_a_mode_is_the_sweep_that_it_declares(
     monkeypatch.setattr(sys, "argv", ["train", *words])
     train.main()
     said = capsys.readouterr().err
-    assert "mine: 2 cells" in said and "plain,truncation=mask_after" in said and sys.argv[-1] == "-m"
+    assert "mine: 2 runs" in said and "plain,truncation=mask_after" in said and sys.argv[-1] == "-m"
     assert not (tmp_path / "runs").exists()
 
 

@@ -12,7 +12,7 @@ from grpo_lab.config.rules import ERRORS_OF_SEVERAL_RANKS, IncompatibleRun, chec
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device
 from grpo_lab.policy import batching
-from grpo_lab.run.resume import stretches_of_ranks
+from grpo_lab.run.resume import segments_of_ranks
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -147,10 +147,10 @@ def test_one_device_is_not_enough_for_several_processes(two_launched) -> None:
 
 
 def test_a_run_says_how_many_processes_computed_which_steps() -> None:
-    first = stretches_of_ranks({}, 0, 2)
+    first = segments_of_ranks({}, 0, 2)
     assert first == [{"from_step": 0, "number": 2}]
-    assert stretches_of_ranks({"ranks": first}, 50, 2) == first
-    changed = stretches_of_ranks({"ranks": first}, 50, 1)
+    assert segments_of_ranks({"ranks": first}, 50, 2) == first
+    changed = segments_of_ranks({"ranks": first}, 50, 1)
     assert changed == [*first, {"from_step": 50, "number": 1}]
-    assert stretches_of_ranks({"ranks": changed}, 20, 4) == [*first, {"from_step": 20, "number": 4}]
-    assert stretches_of_ranks({"run_key": "of before"}, 30, 1) == [{"from_step": 0, "number": 1}]
+    assert segments_of_ranks({"ranks": changed}, 20, 4) == [*first, {"from_step": 20, "number": 4}]
+    assert segments_of_ranks({"run_key": "of before"}, 30, 1) == [{"from_step": 0, "number": 1}]

@@ -155,10 +155,10 @@ def test_what_is_deferred_is_loaded_before_another_thread_can_import_it(tmp_path
     code = (
         "import sys, pathlib, grpo_lab\n"
         "from grpo_lab import deferred\n"
-        "from grpo_lab.tracking.mlflow_mirror import Mirror\n"
+        "from grpo_lab.tracking.mlflow_exporter import Mirror\n"
         "deferred.defer('not_installed_anywhere')\n"
         "assert 'torch._C' not in sys.modules and 'pandas.core' not in sys.modules\n"
-        "mirror = Mirror(pathlib.Path(sys.argv[1]), 60, 1)\n"
+        "mirror = Exporter(pathlib.Path(sys.argv[1]), 60, 1)\n"
         "mirror.start()\n"
         "assert 'torch._C' in sys.modules and 'pandas.core.frame' in sys.modules\n"
         "assert not isinstance(sys.modules['transformers'], deferred._Deferred)\n"

@@ -54,7 +54,7 @@ TRIMMED = Trick(
     "trimmed_mean",
     '''@dataclass(frozen=True)
 class TrimmedMean(Baseline):
-    """Subtract the mean of a group's counted rewards without the lowest and the highest share of them.
+    """Subtract the mean of a group's rewards in the statistics without the lowest and the highest share of them.
 
     b = mean of the sorted rewards from place floor(share * n) to n - floor(share * n)
     """
@@ -68,14 +68,14 @@ class TrimmedMean(Baseline):
         require_field(0 <= self.share < 0.5, self, "share", "at least 0 and below 0.5")
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        number = graded.counted.sum(dim=1, keepdim=True)
+        number = graded.in_statistics.sum(dim=1, keepdim=True)
         dropped = (self.share * number).long()
-        ordered = torch.where(graded.counted, graded.reward, torch.inf).sort(dim=1).values
+        ordered = torch.where(graded.in_statistics, graded.reward, torch.inf).sort(dim=1).values
         place = torch.arange(ordered.shape[1])[None, :]
         inner = (place >= dropped) & (place < number - dropped)
         mean = torch.where(inner, ordered, 0.0).sum(dim=1, keepdim=True) / inner.sum(dim=1, keepdim=True).clamp(min=1)
-        centred = torch.where(graded.counted, graded.reward - mean, 0.0)
-        return torch.where(tied(graded.reward, graded.counted), 0.0, centred)
+        centred = torch.where(graded.in_statistics, graded.reward - mean, 0.0)
+        return torch.where(tied(graded.reward, graded.in_statistics), 0.0, centred)
 ''',
     "# Mean of the group without its extremes (trimmed mean): one odd reward moves it little.\n"
     "defaults:\n  - /schema/baseline/trimmed_mean@_here_\n  - _self_\nshare: 0.25\n",

@@ -91,8 +91,8 @@ def test_every_class_has_a_yaml(slot: str) -> None:
 
 def test_every_touching_axis_has_an_option_that_touches_nothing() -> None:
     """Inertness is only meaningful for an axis that can be switched off."""
-    for axis in step_metrics.TOUCHING_AXES:
-        assert [cls.__name__ for cls in options(slot_types()[axis]).values() if cls.touches_nothing], axis
+    for axis in step_metrics.MEASURED_AXES:
+        assert [cls.__name__ for cls in options(slot_types()[axis]).values() if cls.is_no_op], axis
 
 
 def test_metric_names_are_unique_and_mlflow_accepts_them() -> None:
@@ -108,7 +108,7 @@ def test_only_an_evaluation_has_a_value_before_the_first_step() -> None:
 
 def test_an_unknown_metric_raises_and_stars_stand_for_one_segment() -> None:
     assert find("eval/heldout/pass_at_8").name == "eval/*/pass_at_*"
-    assert find("touched/kl").name == "touched/*"
+    assert find("active_fraction/kl").name == "active_fraction/*"
     for wrong in ("eval/heldout", "eval/a/b/accuracy", "reward/meen", "pass@1"):
         with pytest.raises(KeyError, match="has no entry"):
             find(wrong)

@@ -146,7 +146,7 @@ def test_weights_meet_responses_midway_for_real_and_what_grows_is_saved(
     take = LiveStream.take
 
     def dies_in_step_six(self: LiveStream) -> RolloutBatch:
-        if self.ledger.steps == 5:
+        if self.account.steps == 5:
             os.kill(self.session.process.pid, signal.SIGKILL)
             self.session.process.join()
             self.session.check_alive()

@@ -27,7 +27,7 @@ from lab_side import matmul_peak, timed_run
 from llama import like_smollm2
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.budget.ledger import ModelFlops
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
 from grpo_lab.distributed.device import prepare_torch

@@ -28,9 +28,9 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.harness import worker
 from grpo_lab.harness.command import Plan, Settings, evaluate, runs_of, suites_of, weights_of
 from grpo_lab.rollout.grading import encode_prompts
+from grpo_lab.tracking.checksums import check_finished, read_json
 from grpo_lab.tracking.harness_results import HarnessResult
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
-from grpo_lab.tracking.whole import check_finished, read_json
 from grpo_lab.types import Problem
 
 LM_EVAL_TASK = r"""

@@ -44,9 +44,9 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         runs.append(run)
         train(run, *rest)
 
-    def counting(batch: RolloutBatch, *ledger: Any) -> None:
+    def counting(batch: RolloutBatch, *account: Any) -> None:
         steps.append({"batch": batch.groups, "logprobs": []})
-        count(batch, *ledger)
+        count(batch, *account)
 
     def reading(*asked: Any, **named: Any) -> Any:
         found = read(*asked, **named)

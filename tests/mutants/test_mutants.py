@@ -28,7 +28,7 @@ def test_every_fault_stands_once_in_the_code_and_every_test_that_should_see_it_e
     faults = plant.read()
     assert plant.mistakes(faults) == []
     assert len(faults) >= 42 and len({fault.file for fault in faults}) >= 25
-    assert all("|" not in fault.name + fault.does + fault.equivalent for fault in faults), "they are cells of a table"
+    assert all("|" not in fault.name + fault.does + fault.equivalent for fault in faults), "they are runs of a table"
 
 
 @pytest.mark.parametrize(

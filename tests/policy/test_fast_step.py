@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
-from grpo_lab.learner.update import UpdateTally
+from grpo_lab.learner.update import UpdateAccumulator
 from grpo_lab.policy import packing
 from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.policy.logprobs import token_logprobs
@@ -340,7 +340,7 @@ def test_rows_without_signal_leave_and_every_count_stays() -> None:
 
 def test_means_for_the_log_are_over_the_tokens_that_were_read() -> None:
     nothing = torch.zeros(1, 1, dtype=torch.bool)
-    tally = UpdateTally(0, torch.zeros(1, 1), nothing, nothing, sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
+    tally = UpdateAccumulator(0, torch.zeros(1, 1), nothing, nothing, sums={"tokens": 4.0, "entropy": 6.0}, in_loss=12)
     assert tally.mean("entropy") == 1.5
 
 
@@ -367,8 +367,8 @@ def test_a_run_that_leaves_them_out_learns_the_same_and_reads_less(tmp_path: Pat
     shares = []
     for one, other in zip(metrics_of(plain)[1:], metrics_of(fast)[1:]):
         one, other = one["metrics"], other["metrics"]
-        shares.append(other["train/read_share"])
-        assert one["train/read_share"] == 1
+        shares.append(other["train/scored_share"])
+        assert one["train/scored_share"] == 1
         for name in ("reward/mean", "train/updates", "train/skipped_updates", "budget/trained_tokens"):
             assert one[name] == other[name], name
         for name in ("train/loss", "train/gradient_norm", "train/update_norm"):

@@ -15,7 +15,7 @@ from operations import Operations
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
@@ -23,7 +23,7 @@ from grpo_lab.distributed import device as device_module
 from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner import update as update_module
 from grpo_lab.learner.loss import policy_loss
-from grpo_lab.learner.update import UpdateTally
+from grpo_lab.learner.update import UpdateAccumulator
 from grpo_lab.policy import optim, packing
 from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, token_logprobs
@@ -137,7 +137,7 @@ def on_meta(run: RunConfig, cut: Microbatching) -> RunState:
     state = object.__new__(RunState)
     state.device, state.learner, state.microbatching, state.critic = META, model.to("meta"), cut, None
     state.optimizer, state.model_flops = run.optimizer.build(model.parameters()), ModelFlops.of(model)
-    state.ledger, state.updates = Ledger(), 0
+    state.account, state.updates = ComputeAccount(), 0
     state.precision, state.temperature = run.learner_precision, run.engine.temperature
     state.loss_scale = torch.amp.GradScaler("cpu", enabled=False)
     return state
@@ -187,7 +187,7 @@ def test_an_update_reads_its_device_twice(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(update_module, "on_cpu", back)
     monkeypatch.setattr(optim, "_read", norm)
-    tally = UpdateTally.of(inputs, 0)
+    tally = UpdateAccumulator.of(inputs, 0)
     update_module.update(run.update_settings, state, batches, 5, tally)
     assert len(batches) > 2 and read == ["outputs", "norm"] and state.updates == 1
     assert tally.reports[0].squares.is_meta, "read after the last update, with those of the others"

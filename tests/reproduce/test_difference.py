@@ -13,7 +13,7 @@ from short_runs import SMALL, run_in_process
 from grpo_lab import cli
 from grpo_lab.reproduce.difference import differences
 from grpo_lab.tracking import provenance
-from grpo_lab.tracking.whole import sealed
+from grpo_lab.tracking.checksums import with_checksum
 
 WORDS = (*SMALL, "budget.amount=3", "problems_per_step=4")
 
@@ -33,7 +33,7 @@ def changed(run: Path, **record: object) -> None:
     """Write these entries into the run's record."""
     described = json.loads((run / "run.json").read_text()) | record
     described.pop("seal", None)
-    (run / "run.json").write_text(json.dumps(sealed(described)))
+    (run / "run.json").write_text(json.dumps(with_checksum(described)))
 
 
 def part(lines: list[str], title: str) -> list[str]:
@@ -132,7 +132,7 @@ def test_what_is_no_run_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run: give a run's folder"):
         differences(plain, tmp_path)
     copy = Path(shutil.copytree(plain, tmp_path / "copy"))
-    (copy / "run.json").write_text(json.dumps({"foreign": "trl"}))
+    (copy / "run.json").write_text(json.dumps({"external": "trl"}))
     with pytest.raises(ValueError, match="is an imported run, or one of an early version"):
         differences(plain, copy)
 

@@ -28,7 +28,7 @@ from grpo_lab.reproduce.command import reproduce
 from grpo_lab.reproduce.compare import Outcome, compare_runs
 from grpo_lab.reproduce.record import _typed, check_inputs, check_repeatable, read_record
 from grpo_lab.run.identity import run_identity
-from grpo_lab.tracking.whole import SEAL, sealed
+from grpo_lab.tracking.checksums import CHECKSUM, with_checksum
 
 RUN = (*SMALL, "budget.amount=3", "problems_per_step=4", "rollouts_every=2")
 PLUGIN = """
@@ -76,7 +76,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a JSON object; a sealed one gets the seal of its new content."""
     value = json.loads(path.read_text())
     change(value)
-    path.write_text(json.dumps(sealed(value) if SEAL in value else value))
+    path.write_text(json.dumps(with_checksum(value) if CHECKSUM in value else value))
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -22,7 +22,7 @@ import torch
 from helpers import assert_close, make_graded, queue_of
 from short_runs import SMALL, WORLD, metrics_of, run_in_process, same_ending
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import RunConfig
@@ -101,9 +101,9 @@ class World:
 
     def step(self, group_filter) -> tuple[Rounds, Collected]:
         """One step up to the filter."""
-        queue, ledger = self.queue, self.state.ledger
-        progress = ledger.spent(self.run.budget)
-        rounds = Rounds(queue.source, queue.maker, self.state.session, queue.memory, ledger.steps, progress)
+        queue, account = self.queue, self.state.account
+        progress = account.spent(self.run.budget)
+        rounds = Rounds(queue.source, queue.maker, self.state.session, queue.memory, account.steps, progress)
         collected = group_filter.collect(rounds, self.run.problems_per_step)
         queue.memory = rounds.remember(collected.made)
         numbers = tuple(rounds.numbers[index] for index in collected.made.indices)
@@ -117,8 +117,8 @@ class World:
             passed_over=rounds.passed_over,
             started=started,
             ready_at=0.0,
-        ).count(ledger, self.state.model_flops)
-        ledger.steps += 1
+        ).count(account, self.state.model_flops)
+        account.steps += 1
         return rounds, collected
 
 
@@ -177,8 +177,8 @@ def test_a_shaped_reward_gives_all_wrong_groups_a_phantom_signal() -> None:
     assert has_signal(graded, Signal.reward) == [0, 1, 2]
     # a row that is not counted says nothing: the mixed group without its right response is all wrong
     counted = [[True] * 3, [True] * 3, [True, False, True], [True] * 3, [False] * 3]
-    assert has_signal(make_graded(reward, outcome=outcome, counted=counted), Signal.outcome) == []
-    assert has_signal(make_graded(reward, outcome=outcome, counted=counted), Signal.reward) == [0, 1]
+    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.outcome) == []
+    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.reward) == [0, 1]
 
 
 # --- what a full batch costs -----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def until_full(world: World, position: int) -> tuple[int, int]:
         if index in asked:
             continue
         asked.add(index)
-        keys = [NoiseKey(run.seed, "train", state.ledger.steps, state.problems[index].id, row) for row in range(GROUP)]
+        keys = [NoiseKey(run.seed, "train", state.account.steps, state.problems[index].id, row) for row in range(GROUP)]
         found += len({state.session.right(key) for key in keys}) == 2
     return len(asked), position
 
@@ -344,44 +344,44 @@ def test_groups_that_end_at_once_are_not_lost_and_cost_nothing_later(world) -> N
     """
     there = world(one_right, always(3), "group_size=2", "problems_per_step=1")
     race = OversampleAbort(Signal.outcome, 1, oversample=3.0, keeps_partial=True)
-    ledger, session, memory = there.state.ledger, there.state.session, there.queue.memory
+    account, session, memory = there.state.account, there.state.session, there.queue.memory
     rounds, first = there.step(race)
     assert rounds.started(first.made) == 3 and first.made.number == 1
     prompts = sum(len(request.prompt) for request in session.asked[::2])
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (3, 6, prompts + 18)
-    spent = ledger.flops
+    assert (account.prompts, account.completions, account.sampled_tokens) == (3, 6, prompts + 18)
+    spent = account.flops
     left = [part["index"] for part in there.queue.memory.leftovers]
     assert memory is not there.queue.memory and memory.leftovers == []
     for place in (0, 1):
         _, collected = there.step(race)
         assert collected.made.indices == (left[place],) and session.calls == 1
         assert int(collected.made.rollouts.lengths.sum()) == 6
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens) == (3, 6, prompts + 18)
-    assert ledger.flops == spent and ledger.discarded_tokens == 0
+    assert (account.prompts, account.completions, account.sampled_tokens) == (3, 6, prompts + 18)
+    assert account.flops == spent and account.discarded_tokens == 0
     assert [part["responses"][0]["tokens"] for part in there.queue.memory.leftovers] == [[], []], "drawn, not begun"
     _, collected = there.step(race)  # what was drawn in step 2 and not begun comes first
-    assert session.calls == 2 and ledger.prompts == 6
+    assert session.calls == 2 and account.prompts == 6
 
 
 def test_a_group_that_goes_on_is_counted_once_by_hand() -> None:
     """A prompt of 3 tokens, responses of 2 + 4 and 3 + 0 tokens; then one that was stopped before its turn."""
     cost = ModelFlops(weights=1, attention=0)  # 2 operations a token
-    ledger = Ledger()
-    ledger.generated(cost, [3], [[2, 3]], [[0, 0]])
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens, ledger.flops) == (1, 2, 8, 16)
-    ledger.generated(cost, [3], [[4, 0]], [[2, 3]])  # reads 3 + 2 tokens again and draws 4; the other has ended
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens, ledger.flops) == (1, 2, 12, 16 + 18)
-    ledger.generated(cost, [5], [[0, 0]], [[0, 0]])
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens, ledger.flops) == (1, 2, 12, 34)
-    ledger.generated(cost, [5], [[6, 0]], [[0, 0]], injected=2)  # of a group of two, one began
-    assert (ledger.prompts, ledger.completions, ledger.sampled_tokens, ledger.flops) == (2, 3, 12 + 5 + 4, 34 + 22)
+    account = ComputeAccount()
+    account.generated(cost, [3], [[2, 3]], [[0, 0]])
+    assert (account.prompts, account.completions, account.sampled_tokens, account.flops) == (1, 2, 8, 16)
+    account.generated(cost, [3], [[4, 0]], [[2, 3]])  # reads 3 + 2 tokens again and draws 4; the other has ended
+    assert (account.prompts, account.completions, account.sampled_tokens, account.flops) == (1, 2, 12, 16 + 18)
+    account.generated(cost, [5], [[0, 0]], [[0, 0]])
+    assert (account.prompts, account.completions, account.sampled_tokens, account.flops) == (1, 2, 12, 34)
+    account.generated(cost, [5], [[6, 0]], [[0, 0]], injected=2)  # of a group of two, one began
+    assert (account.prompts, account.completions, account.sampled_tokens, account.flops) == (2, 3, 12 + 5 + 4, 34 + 22)
 
 
 def test_a_step_that_cannot_be_filled_leaves_everything_as_it_was(world) -> None:
     there = world(one_right, uneven, "group_size=2", "problems_per_step=4")
     race = OversampleAbort(Signal.outcome, 2, oversample=2.0, keeps_partial=True)
     there.step(race)
-    before, ledger = there.queue.memory, dict(vars(there.state.ledger))
+    before, account = there.queue.memory, dict(vars(there.state.account))
     tensors = {name: value.clone() for name, value in before.to_state().items() if isinstance(value, torch.Tensor)}
     assert before.leftovers
     for left in before.leftovers:  # what has ended already was right once
@@ -392,7 +392,7 @@ def test_a_step_that_cannot_be_filled_leaves_everything_as_it_was(world) -> None
     with pytest.raises(Exhausted, match=r"after 2 rounds of generation 0 of the 4 .* of 16 problems 0 were always "):
         there.step(race)
     after = there.queue.memory
-    assert after is before and dict(vars(there.state.ledger)) == ledger
+    assert after is before and dict(vars(there.state.account)) == account
     assert (after.looked, after.passed, after.leftovers) == plain
     assert all(torch.equal(value.nan_to_num(), getattr(after, name).nan_to_num()) for name, value in tensors.items())
 
@@ -523,8 +523,10 @@ def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, 
     # every group that was made is remembered, once for each response
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     assert int(memory["attempts"].sum()) == 4 * sum(row["rollout/groups"] for row in rows)
-    inert = json.loads((folder / "DONE").read_text())["inert"]
-    assert ("group_filter" not in inert and max(row["touched/group_filter"] for row in rows) > 0) or name == "keep"
+    inert = json.loads((folder / "DONE").read_text())["no_ops"]
+    assert (
+        "group_filter" not in inert and max(row["active_fraction/group_filter"] for row in rows) > 0
+    ) or name == "keep"
 
 
 def run_of(*overrides: str) -> Callable[[Path], Path]:
@@ -558,7 +560,7 @@ def after_a_line(step: int, die: Callable[[], None]) -> None:
 
     def recorded(self, state, *rest):
         record(self, state, *rest)
-        if state.ledger.steps == step:
+        if state.account.steps == step:
             die()
 
     Recorder.record = recorded
@@ -590,7 +592,9 @@ def test_a_killed_run_remembers_its_problems_and_its_partial_responses(tmp_path:
     assert again() == tmp_path / "killed" / "run" / "seed=0"
     same_ending(whole, tmp_path / "killed" / "run" / "seed=0")
     rows = [row["metrics"] for row in metrics_of(whole)[1:]]
-    assert max(row["touched/curriculum"] for row in rows) > 0 and max(row["rollout/staleness"] for row in rows) > 1
+    assert (
+        max(row["active_fraction/curriculum"] for row in rows) > 0 and max(row["rollout/staleness"] for row in rows) > 1
+    )
     ours, theirs = (
         load_state(latest(f / "checkpoints"))["queue"]["memory"] for f in (whole, tmp_path / "killed/run/seed=0")
     )

@@ -15,8 +15,8 @@ from helpers import assert_close, make_rollouts, maker_of, queue_of
 from short_runs import final_weights, metrics_of, run_in_process, same_ending, train_command
 from transformers import AutoModelForCausalLM
 
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel, SimulatedClock, measure
-from grpo_lab.budget.ledger import Ledger, ModelFlops
 from grpo_lab.config.rules import IncompatibleRun, check_compatible
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.base import EngineFailure
@@ -70,7 +70,7 @@ def step(run: RunConfig, state: RunState, queue: RolloutQueue, change: float = 0
         for parameter in state.learner.parameters():
             parameter.add_(change * torch.randn(parameter.shape, generator=generator))
     state.updates += 1
-    state.ledger.steps += 1
+    state.account.steps += 1
     sync_sampler(run.sync_settings, state, queue)
     return batch
 
@@ -120,7 +120,7 @@ def test_schedules_without_room_are_sync(opened) -> None:
             assert torch.equal(same.tokens[:, : theirs.tokens.shape[1]], theirs.tokens), overrides
             assert torch.equal(same.weight_version[same.sampled_mask], theirs.weight_version[theirs.sampled_mask])
             assert_close(same.sampler_logprobs, theirs.sampler_logprobs, 1e-5, str(overrides))
-        assert state.ledger.sampled_tokens == plain[1].ledger.sampled_tokens
+        assert state.account.sampled_tokens == plain[1].account.sampled_tokens
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -155,7 +155,7 @@ def test_generation_runs_as_far_ahead_as_areal_allows_and_no_farther(
 
     def admitting() -> None:
         admit()
-        begun.append((queue.tickets, state.ledger.steps))
+        begun.append((queue.tickets, state.account.steps))
 
     monkeypatch.setattr(queue, "_admit", admitting)
     for _ in range(5):
@@ -246,10 +246,10 @@ def test_what_waits_and_grows_survives_an_interruption(name: str, tmp_path: Path
     monkey = pytest.MonkeyPatch()
     taken = RolloutBatch.count
 
-    def dies_in_step_five(self: RolloutBatch, ledger: Ledger, model_flops: ModelFlops) -> None:
-        if ledger.steps == 4:
+    def dies_in_step_five(self: RolloutBatch, account: ComputeAccount, model_flops: ModelFlops) -> None:
+        if account.steps == 4:
             raise KeyboardInterrupt
-        taken(self, ledger, model_flops)
+        taken(self, account, model_flops)
 
     monkey.setattr(RolloutBatch, "count", dies_in_step_five)
     with pytest.raises(KeyboardInterrupt):
@@ -386,7 +386,7 @@ def test_what_overlaps_takes_the_longer_of_the_two(opened) -> None:
         begun, longest = [], []
         for _ in range(8):
             batch = step(run, state, queue)
-            begun.append(state.ledger.simulated_seconds)
+            begun.append(state.account.simulated_seconds)
             longest.append(0.01 * int(batch.made.rollouts.lengths.max()))
         rates[name] = begun
         if name == "sync":
@@ -419,7 +419,7 @@ def test_a_batch_waits_for_the_weights_that_sample_it(opened, name: str) -> None
         ready.append(begins + 0.001 * int(batch.made.rollouts.lengths.max()))
         assert_close(batch.ready_at, ready[-1], 1e-5, "begins when its weights have arrived")
         ended.append(max(ready[-1], ended[-1] + sync if ended else 0.0) + update)
-        assert_close(state.ledger.simulated_seconds, ended[-1], 1e-5, "a sync holds up the learner too")
+        assert_close(state.account.simulated_seconds, ended[-1], 1e-5, "a sync holds up the learner too")
         assert_close(queue.to_state()["weights_at"], ended[-1] + sync, 1e-5, "a resumed run goes on with it")
 
 

@@ -169,7 +169,7 @@ def test_an_mlflow_server_that_is_down_stops_nothing_and_sync_catches_up(tmp_pat
     assert done.returncode == 0 and "grpo-lab sync" in done.stderr
     (folder,) = tmp_path.glob("*/seed=0")
     assert (folder / "DONE").exists()
-    from grpo_lab.tracking.mlflow_mirror import sync, sync_all
+    from grpo_lab.tracking.mlflow_exporter import sync, sync_all
 
     report = sync(folder, uri=f"sqlite:///{tmp_path}/later.db")
     assert report.points > 100 and report.status == "FINISHED"

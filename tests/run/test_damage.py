@@ -21,9 +21,9 @@ from grpo_lab.analysis.caveats import caveats, notes
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import provenance
+from grpo_lab.tracking.checksums import CHECKSUM, check_manifest, read_checksummed, with_checksum
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
-from grpo_lab.tracking.whole import SEAL, check_manifest, read_sealed, sealed
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_what_a_finished_run_began_with_is_inside_its_digests(copy_of) -> None:
     base.write_text(content.replace("{", "{ "))
     older = read(done)
     del older["files"]["base.json"]
-    done.write_text(json.dumps(sealed(older)))
+    done.write_text(json.dumps(with_checksum(older)))
     assert "this run is finished" in start_again(folder)
 
 
@@ -271,11 +271,11 @@ def test_a_run_that_an_earlier_version_finished_is_taken_with_a_word(copy_of) ->
     """Such a run has no digests anywhere; one of today's that has lost its own is damaged."""
     folder = copy_of("done")
     done, described = read(folder / "DONE"), read(folder / "run.json")
-    old = {name: done[name] for name in ("steps", "first", "last", "budget", "inert", "warnings")}
+    old = {name: done[name] for name in ("steps", "first", "last", "budget", "no_ops", "warnings")}
     (folder / "DONE").write_text(json.dumps(old))
     with pytest.raises(ValueError, match="DONE has no digest"):
         start_again(folder)
-    (folder / "run.json").write_text(json.dumps({key: value for key, value in described.items() if key != SEAL}))
+    (folder / "run.json").write_text(json.dumps({key: value for key, value in described.items() if key != CHECKSUM}))
     assert "an earlier version of grpo_lab finished this run" in start_again(folder)
     (folder / "DONE").unlink()
     with pytest.raises(ValueError, match=r"run\.json has no digest"):
@@ -286,7 +286,7 @@ def test_a_run_that_an_earlier_version_finished_is_taken_with_a_word(copy_of) ->
 
 
 def sweep_of_one(folder: Path) -> Path:
-    """The runs_dir of a folder, in which a sweep `one` has it as its only cell."""
+    """The runs_dir of a folder, in which a sweep `one` has it as its only run."""
     runs = folder.parent.parent
     cells = [CellRecord("plain", "", 0, folder.relative_to(runs).as_posix())]
     record_sweep(runs, "one", cells, None, None, "", [], None, None)
@@ -402,7 +402,7 @@ def test_code_is_what_a_run_reads_and_nothing_else(tmp_path: Path) -> None:
         return done.stdout
 
     before = sources()
-    for name in ("cli.py", "README.md", "analysis/build.py", "config/design.py", "sweeps/board.py"):
+    for name in ("cli.py", "README.md", "analysis/build.py", "config/design.py", "sweeps/progress_display.py"):
         (package / name).write_text((package / name).read_text() + "\n# changed\n")
     (tmp_path / "test_it.py").write_text("")
     assert sources() == before
@@ -426,8 +426,8 @@ def test_a_sealed_object_shows_every_change(tmp_path: Path, folders: dict[str, P
     text = (folders["done"] / "run.json").read_text()
     path = tmp_path / "run.json"
     path.write_text(text)
-    assert read_sealed(path, "mend it") == json.loads(text)
-    for old, new in (('"seed": 0', '"seed": 1'), (SEAL, "sha255"), ('"from_step"', '"from_stop"')):
+    assert read_checksummed(path, "mend it") == json.loads(text)
+    for old, new in (('"seed": 0', '"seed": 1'), (CHECKSUM, "sha255"), ('"from_step"', '"from_stop"')):
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(ValueError, match=f"{path} .*; mend it"):
-            read_sealed(path, "mend it")
+            read_checksummed(path, "mend it")

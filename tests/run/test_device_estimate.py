@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from grpo_lab import loop
 from grpo_lab.budget import device_estimate as budget
+from grpo_lab.budget.compute_account import ModelFlops
 from grpo_lab.budget.device_estimate import GIB, MemoryEstimate, Microbatch
-from grpo_lab.budget.ledger import ModelFlops
 from grpo_lab.config.hydra_setup import compose_config, compose_with_choices
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.engines.native import Native

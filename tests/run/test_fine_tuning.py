@@ -55,10 +55,10 @@ def test_the_loss_and_the_weights_are_those_of_plain_code(tmp_path: Path, make_r
             optimizer.zero_grad()
             total, tokens = total + float(loss), tokens + count
         losses.append(total / tokens)
-    metrics, ledger = state.start.metrics, state.ledger
+    metrics, account = state.start.metrics, state.account
     assert metrics["sft/loss"] == pytest.approx(losses[-1], abs=1e-5) and losses[-1] < losses[0]
-    assert metrics["sft/answers"] == len(chosen) and metrics["touched/sft"] == len(chosen) / 24
-    assert ledger.trained_tokens == 2 * tokens and ledger.sampled_tokens == 0 and ledger.flops > 0
+    assert metrics["sft/answers"] == len(chosen) and metrics["active_fraction/sft"] == len(chosen) / 24
+    assert account.trained_tokens == 2 * tokens and account.sampled_tokens == 0 and account.flops > 0
     ours, theirs = state.learner.state_dict(), model.state_dict()
     before = load_file(tiny_base / "model.safetensors")
     for name, weights in theirs.items():
@@ -89,10 +89,12 @@ def test_rejection_sampling_learns_right_answers_and_pays_for_all(tmp_path: Path
     prompts = start["budget/sampled_tokens"] - start["budget/discarded_tokens"] - learnt
     assert 24 * 3 < prompts < 24 * 20, "what was sampled was learnt or discarded, but for the prompts"
     assert start["budget/simulated_seconds"] > 0 and end["budget/sampled_tokens"] > start["budget/sampled_tokens"]
-    assert all(row["touched/sft"] == start["touched/sft"] > 0 for row in rows), "an arm can require that it acts"
+    assert all(row["active_fraction/sft"] == start["active_fraction/sft"] > 0 for row in rows), (
+        "an arm can require that it acts"
+    )
     assert start["eval/heldout_training/kl_initial"] == pytest.approx(0, abs=1e-5), "RL begins with the tuned model"
     assert rows[1]["train/k3_ref"] == pytest.approx(0, abs=1e-3), "so does the reference"
-    assert "sft" not in json.loads((folder / "DONE").read_text())["inert"]
+    assert "sft" not in json.loads((folder / "DONE").read_text())["no_ops"]
 
 
 @pytest.mark.extended

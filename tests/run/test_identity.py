@@ -9,7 +9,7 @@ import pytest
 
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.run.identity import check_folder, run_identity
-from grpo_lab.tracking.whole import sealed
+from grpo_lab.tracking.checksums import with_checksum
 
 
 def identity(*words: str) -> dict[str, object]:
@@ -17,7 +17,7 @@ def identity(*words: str) -> dict[str, object]:
 
 
 def folder_of(path: Path, held: dict[str, object]) -> Path:
-    (path / "run.json").write_text(json.dumps(sealed({"identity": held, "run_key": "key"})))
+    (path / "run.json").write_text(json.dumps(with_checksum({"identity": held, "run_key": "key"})))
     return path
 
 

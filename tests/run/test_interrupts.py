@@ -41,7 +41,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def at_call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """at_call(loop, "read_policies", [2]): a signal comes as this function of a module is called the second time."""
+    """at_call(loop, "compute_logprobs", [2]): a signal comes as this function of a module is called the second time."""
 
     def plan(module: ModuleType, name: str, calls: Collection[int], number: int = signal.SIGINT) -> None:
         real, count = getattr(module, name), 0
@@ -96,7 +96,7 @@ def test_the_first_signal_lets_a_step_finish_and_saves_it(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], number: int,
 ) -> None:  # fmt: skip
-    at_call(loop, "read_policies", [3], number)
+    at_call(loop, "compute_logprobs", [3], number)
     saved = tmp_path / "x" / "seed=0" / "checkpoints" / "step=000003"
     assert ended(tmp_path) == f"interrupted: step 3 is finished and saved in {saved}"
     assert checkpoints(tmp_path) == ["step=000003"] and len(metrics_of(saved.parent.parent)) == 4
@@ -190,7 +190,7 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
 ) -> None:
     """With checkpoints, the last of step 2, in the middle of steps 4 and 3; and while a resumed run loads."""
     words = ("checkpoint_every=2",)
-    at_call(loop, "read_policies", [4, 5, 6])
+    at_call(loop, "compute_logprobs", [4, 5, 6])
     at_call(loop, "train_on", [4, 5])
     told = "interrupted: it resumes from step 2 and recomputes"
     assert ended(tmp_path, *words) == f"{told} step 3 and the unfinished step 4"
@@ -213,7 +213,7 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
 def test_a_second_signal_without_a_checkpoint_begins_again(
     heard: None, at_call: Callable[..., None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_call(loop, "read_policies", [1, 2])
+    at_call(loop, "compute_logprobs", [1, 2])
     at_call(loop, "train_on", [1])
     told = "interrupted: no checkpoint yet: it recomputes the unfinished step 1, starting from step 0"
     assert ended(tmp_path) == told
@@ -234,7 +234,7 @@ def test_a_run_that_is_at_its_last_step_comes_to_its_end(
 def test_a_checkpoint_that_cannot_be_written_is_an_error_and_not_an_end(
     heard: None, at_call: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_call(loop, "read_policies", [2])
+    at_call(loop, "compute_logprobs", [2])
 
     def full(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")

@@ -115,13 +115,13 @@ def test_every_axis_runs_in_the_loop_and_says_what_it_touched(tmp_path: Path, ov
     folder = brief_run(tmp_path, *overrides, "budget.amount=3")
     done = json.loads((folder / "DONE").read_text())
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
-    touched = {name for row in rows for name, value in row.items() if name.startswith("touched/") and value > 0}
+    touched = {name for row in rows for name, value in row.items() if name.startswith("active_fraction/") and value > 0}
     for axis in (
         "curriculum", "truncation", "group_filter", "reward_shaping", "correction", "kl", "rejection", "entropy",
     ):  # fmt: skip
         switched_on = any(override.startswith(f"{axis}=") for override in overrides)
-        assert switched_on == (f"touched/{axis}" in touched), axis
-        assert axis not in done["inert"]
+        assert switched_on == (f"active_fraction/{axis}" in touched), axis
+        assert axis not in done["no_ops"]
     waits = sum(
         int(override.removeprefix("critic.pretrain_steps=")) for override in overrides if "pretrain" in override
     )
@@ -219,7 +219,7 @@ def test_any_causal_lm_of_transformers_trains(tmp_path: Path, tiny_base: Path, f
 def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:
     folder = brief_run(tmp_path, "updates=one", "budget.amount=2")
     done = json.loads((folder / "DONE").read_text())
-    assert done["inert"] == ["surrogate"] and "no clip, gate or penalty on drift can act" in done["warnings"][0]
+    assert done["no_ops"] == ["surrogate"] and "no clip, gate or penalty on drift can act" in done["warnings"][0]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_it_warns_again_only_after_signal_came_back_and_vanished(
 def test_what_gives_a_gradient_is_signal() -> None:
     assert not has_signal({}), "no row is in the loss"
     assert not has_signal({"advantage/absolute": 0.0}) and has_signal({"advantage/absolute": 1e-9})
-    assert has_signal({"advantage/absolute": 0.0, "touched/teacher": 0.5}), "a teacher teaches without rewards"
+    assert has_signal({"advantage/absolute": 0.0, "active_fraction/teacher": 0.5}), "a teacher teaches without rewards"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from grpo_lab.reproduce.record import check_inputs, read_record
 from grpo_lab.rollout.grading import beginning, encode_prompts, tools_for
 from grpo_lab.run.prompts import prompts_text, read_prompts
 from grpo_lab.tasks.warm_start import ArithmeticBase
-from grpo_lab.tracking.whole import sealed
+from grpo_lab.tracking.checksums import with_checksum
 from grpo_lab.types import Completion, Problem, Request
 
 CHATML = (
@@ -197,7 +197,7 @@ def test_a_resume_on_another_day_is_refused_until_the_prompts_are_what_they_were
     # A run of before there was a hash goes on.
     unfinished()
     described.pop("prompts")
-    (began / "run.json").write_text(json.dumps(sealed(described)))
+    (began / "run.json").write_text(json.dumps(with_checksum(described)))
     same_ending(whole, run_in_process(tmp_path / "began", *words, checked=0))
     assert "prompts" in json.loads((began / "run.json").read_text())
 

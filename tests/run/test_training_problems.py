@@ -14,7 +14,7 @@ import torch
 from short_runs import SMALL, metrics_of, run_in_process, same_ending
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.cli import main
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.engines.native import Native
@@ -166,12 +166,12 @@ def test_the_cost_by_hand(make_run) -> None:
     table = pd.DataFrame(
         {"prompt_tokens": [3, 5], "lengths": [[4, 6], [1, 2]], "injected": [2, 0], "seconds": [0.5, 0.25]}
     )
-    rates, ledger = Rates(table, Path()), Ledger()
-    rates.charge(run.cost_model, run.engine.max_rows, ModelFlops(weights=1, attention=0), ledger)
-    assert (ledger.prompts, ledger.completions) == (2, 4)
-    assert ledger.sampled_tokens == 3 + 5 + 4 + 6 + 1 + 2 - 2 and ledger.discarded_tokens == 11
-    assert ledger.flops == 2 * (3 + 4 + 6 + 5 + 1 + 2) and ledger.trained_tokens == 0
-    assert ledger.simulated_seconds == 8 + 10 * 6 and rates.seconds == 0.75
+    rates, account = Rates(table, Path()), ComputeAccount()
+    rates.charge(run.cost_model, run.engine.max_rows, ModelFlops(weights=1, attention=0), account)
+    assert (account.prompts, account.completions) == (2, 4)
+    assert account.sampled_tokens == 3 + 5 + 4 + 6 + 1 + 2 - 2 and account.discarded_tokens == 11
+    assert account.flops == 2 * (3 + 4 + 6 + 5 + 1 + 2) and account.trained_tokens == 0
+    assert account.simulated_seconds == 8 + 10 * 6 and rates.seconds == 0.75
 
 
 @pytest.mark.extended
@@ -194,7 +194,9 @@ def test_a_run_trains_on_what_is_left_pays_for_it_and_says_so(tmp_path: Path, ma
     assert start["budget/sampled_tokens"] == tokens and start["budget/completions"] == 4 * 48
     assert steps[-1]["budget/sampled_tokens"] > tokens
     same = sum(one.id in left and one.difficulty == 5 - left[one.id] for one in run.task.problems("train"))
-    assert all(row["touched/pass_rate"] == 1 - same / 48 for row in (start, *steps)), "dropped, or of another level"
+    assert all(row["active_fraction/pass_rate"] == 1 - same / 48 for row in (start, *steps)), (
+        "dropped, or of another level"
+    )
     described = json.loads((folder / "run.json").read_text())
     assert described["trained_on"]["problems"] == len(left) and described["trained_on"]["of"] == 48
     said = f"pass_rate dropped {unsolved + solved} of the 48 training problems (unsolved {unsolved}"
@@ -253,7 +255,7 @@ def test_filters_apply_one_after_another_and_the_answers_stay_with_their_problem
     lengths = [len(state.tokenizer(solutions[one.id])["input_ids"]) + 1 for one in left]
     fits = [length for length in lengths if length <= run.engine.max_tokens]
     assert state.start.metrics["sft/length"] == pytest.approx(sum(fits) / len(fits))
-    assert state.ledger.sampled_tokens > 0 and state.start.ledger.sampled_tokens == 0
+    assert state.account.sampled_tokens > 0 and state.start.account.sampled_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_without_filters_a_run_is_as_it_was(make_run) -> None:
     run = make_run()
     found = training_problems(run, CPU)
     assert found.problems == run.task.problems("train") and found.record() is None
-    assert (found.metrics, found.touched, found.clock, found.notes()) == ({}, {}, {}, [])
+    assert (found.metrics, found.active, found.clock, found.notes()) == ({}, {}, {}, [])
 
 
 def test_a_text_filter_leaves_evaluation_alone(tmp_path: Path, make_run) -> None:

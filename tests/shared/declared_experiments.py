@@ -35,5 +35,5 @@ def saved_points(name: str) -> pd.DataFrame:
 
 
 def saved_description(name: str) -> dict[str, Any]:
-    """The record and cells of a saved sweep, read without the package."""
+    """The record and runs of a saved sweep, read without the package."""
     return json.loads(lzma.decompress((FOLDERS[name] / DATA / f"{name}.json.xz").read_bytes()))

@@ -34,7 +34,7 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.learner.update import scaled
 from grpo_lab.policy.batching import StepInputs, make_minibatch, totals_of
-from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.groups import GroupMaker
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
@@ -134,14 +134,15 @@ def make_graded(
     lengths: Sequence[Sequence[int]] | None = None,
     sampled_lengths: Sequence[Sequence[int]] | None = None,
     truncated: Sequence[Sequence[bool]] | None = None,
-    counted: Sequence[Sequence[bool]] | None = None,
-    trained: Sequence[Sequence[bool]] | None = None,
+    in_statistics: Sequence[Sequence[bool]] | None = None,
+    in_loss: Sequence[Sequence[bool]] | None = None,
     target_length: Sequence[Sequence[int]] | None = None,
     progress: Sequence[float] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
-    """A record of P groups of G rewards; rows are finished, counted and trained, all their tokens sampled, and no
-    length is asked for, unless told otherwise. `progress`: the share of the budget spent when each group was drawn."""
+    """A record of P groups of G rewards; rows are finished, in the statistics and the loss, all their tokens sampled,
+    and have no target length, unless given otherwise. `progress`: the share of the budget spent when each group was
+    drawn."""
     values = torch.tensor(reward, dtype=dtype)
 
     def flags(given: Sequence[Sequence[bool]] | None, default: bool) -> Tensor:
@@ -156,8 +157,8 @@ def make_graded(
         lengths=whole,
         sampled_lengths=whole if sampled_lengths is None else torch.tensor(sampled_lengths),
         truncated=flags(truncated, False),
-        counted=flags(counted, True),
-        trained=flags(trained, True),
+        in_statistics=flags(in_statistics, True),
+        in_loss=flags(in_loss, True),
         target_length=None if target_length is None else torch.tensor(target_length),
         progress=None if progress is None else torch.tensor(progress, dtype=F64)[:, None].expand(values.shape),
     )
@@ -329,9 +330,9 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     old_logprobs = run.old_policy(scene.old_logprobs, rollouts.sampler_logprobs)
     stays = run.rejection(*mismatch)
     kept = run.rejection.settle(filtered, stays & mask)
-    charges = run.kl.charges(old_logprobs, scene.ref_logprobs, mask)
+    charges = run.kl.token_penalties(old_logprobs, scene.ref_logprobs, mask)
     charged = run.kl.shape(kept, charges)
-    loss_mask = mask & stays & charged.trained.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
+    loss_mask = mask & stays & charged.in_loss.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
     earned = rewards_by_token(charged.reward, charges, mask)
     credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
     advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
@@ -354,14 +355,14 @@ def step_of(
     group_size: int,
     *,
     width: int | None = None,
-    trained: Sequence[bool] | None = None,
+    in_loss: Sequence[bool] | None = None,
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> StepInputs:
     """Inputs of a step whose advantages are given per row, for arithmetic by hand."""
     rollouts = make_rollouts(lengths, group_size, width=width)
-    kept = torch.ones(len(lengths), dtype=torch.bool) if trained is None else torch.tensor(trained)
+    kept = torch.ones(len(lengths), dtype=torch.bool) if in_loss is None else torch.tensor(in_loss)
     mask = rollouts.sampled_mask & kept[:, None]
     spread = torch.where(mask, torch.tensor(advantages, dtype=F64)[:, None], 0.0)
     return StepInputs(rollouts, mask, spread, old_logprobs, ref_logprobs, weights)
@@ -469,13 +470,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def queue_of(run: RunConfig, state: RunState) -> RolloutQueue:
     """The queue that generates for a run that is open."""
-    return open_queue(run, state.session, state.tokenizer, state.problems, state.ledger, state.model_flops)
+    return open_queue(run, state.session, state.tokenizer, state.problems, state.account, state.model_flops)
 
 
-def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> Continuations:
+def continuations_of(run: RunConfig, state: RunState, rollouts: Rollouts) -> PrefixRollouts:
     """What baselines that generate ask, in a run that is open."""
     maker = maker_of(run, state)
-    return Continuations(maker, run.task.step_end, state.session, state.ledger, state.model_flops, rollouts)
+    return PrefixRollouts(maker, run.task.step_end, state.session, state.account, state.model_flops, rollouts)
 
 
 def maker_of(run: RunConfig, state: RunState) -> GroupMaker:

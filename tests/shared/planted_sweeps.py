@@ -155,7 +155,7 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
         if row.status == "done":
             own = points[row.arm, row.seed]
             last = own.loc[own["step"].idxmax(), [name for name in own if name.startswith("eval/")]].dropna().to_dict()
-            write_json(folder / "DONE", {"inert": row.inert, "steps": int(own["step"].max()), "last": last})
+            write_json(folder / "DONE", {"no_ops": row.no_ops, "steps": int(own["step"].max()), "last": last})
         else:
             atomic_write(folder / "error.txt", f"{row.problem}\n")
 
@@ -230,7 +230,7 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     points = pd.concat([points, pd.DataFrame(columns)], axis=1)
     row = {"level": "", "arm": arm, "seed": run_seed, "folder": f"{planted.name}/{arm}/seed={run_seed}", "problem": ""}
     row |= {"status": "done", "collapsed": False, "run_key": f"SYNTHETIC {arm} {run_seed}", "mlflow_run_id": None}
-    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "base": planted.base_of(run_seed)}
+    row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "base": planted.base_of(run_seed)}
     if stops < 1:
         row |= {"status": "failed", "collapsed": True, "problem": "FloatingPointError: SYNTHETIC collapse"}
     return CellData(row, points, pd.concat(tables, ignore_index=True)[COLUMNS])
@@ -260,7 +260,7 @@ def _metrics(
         "train/approx_kl": np.full(count, 0.001),
         "mismatch/k3": np.full(count, 1e-9),
         "train/clip_fraction": np.full(count, 0.002),
-        "touched/truncation": np.zeros(count),
+        "active_fraction/truncation": np.zeros(count),
     }
     for values in table.values():
         if values is not steps:

@@ -21,7 +21,7 @@ from grpo_lab.engines import native_session
 from grpo_lab.learner import update as learner
 from grpo_lab.policy.critic import LiveCritic
 from grpo_lab.policy.optim import Adamw
-from grpo_lab.rollout.continuations import Continuations
+from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run import state as run_state
 from grpo_lab.run.state import RunState
@@ -77,7 +77,7 @@ class Recording:
     def begin_step(self, batch: Groups) -> None:
         state, critic = self.state, self.state.critic
         values = None if critic is None else copy_of(critic.trunk, critic.head)
-        self.steps.append(Step(state.ledger.steps, batch, copy_of(state.learner), values, state.entropy_coef))
+        self.steps.append(Step(state.account.steps, batch, copy_of(state.learner), values, state.entropy_coef))
 
     def note_gradient(self, optimizer: torch.optim.Optimizer) -> None:
         state, step, critic = self.state, self.steps[-1], self.state.critic
@@ -122,7 +122,7 @@ def in_double_precision() -> Iterator[None]:
 def recorded() -> Iterator[Recording]:
     """Within, the real loop notes what it does; the first run alone may be in it."""
     recording = Recording()
-    train, update, optimizer_step, rewards = loop.train, learner.update, Adamw.step, Continuations.rewards
+    train, update, optimizer_step, rewards = loop.train, learner.update, Adamw.step, PrefixRollouts.rewards
     open_queue = loop.open_queue
 
     def training(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Any) -> None:
@@ -155,7 +155,7 @@ def recorded() -> Iterator[Recording]:
         recording.note_gradient(optimizer)
         return optimizer_step(self, optimizer, number, spent)
 
-    def estimating(self: Continuations, states: Any, samples: int, greedy: bool = False) -> Tensor:
+    def estimating(self: PrefixRollouts, states: Any, samples: int, greedy: bool = False) -> Tensor:
         found = rewards(self, states, samples, greedy)
         worth = {(asked.place, asked.prefix): float(value) for asked, value in zip(states, found.mean(dim=1))}
         recording.steps[-1].estimates |= worth
@@ -166,7 +166,7 @@ def recorded() -> Iterator[Recording]:
         patch.setattr(learner, "update", updating)
         patch.setattr(loop, "open_queue", queueing)
         patch.setattr(Adamw, "step", stepping)
-        patch.setattr(Continuations, "rewards", estimating)
+        patch.setattr(PrefixRollouts, "rewards", estimating)
         yield recording
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from processes import PATIENCE, alive, children_of, command_of, descendants_of
 
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.sweeps.board import Board
+from grpo_lab.sweeps.progress_display import ProgressDisplay
 from grpo_lab.tracking.terminal import Terminal
 
 WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
@@ -27,7 +27,7 @@ WORLD = ["world=tiny", "tracking=none", "evaluation=brief"]
 def multirun(*words: str, task: Callable[[DictConfig], Any] | None = None) -> Any:
     """Run the sweep of these overrides as `python -m grpo_lab.train` does below its argument parser.
 
-    It works in this process, which spares an interpreter; its cells have theirs. Launchers of Hydra's own run `task`
+    It works in this process, which spares an interpreter; its runs have theirs. Launchers of Hydra's own run `task`
     instead. Returns what the sweeper does.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -52,7 +52,7 @@ def sweep_from_here(runs: Path, *words: str) -> None:
 
 @contextmanager
 def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
-    """A sweep at work, and the ids of its cells, for the test to fill; what is left of them is killed at the end."""
+    """A sweep at work, and the ids of its runs, for the test to fill; what is left of them is killed at the end."""
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"] if in_background else []
     process = subprocess.Popen(
         [*shell, *command(runs, *words)],
@@ -73,8 +73,8 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
 def cells_of(parent: int) -> dict[int, str]:
     """The processes that a sweep runs now: their commands by id.
 
-    Just after the fork a child still is a copy of its parent, command and environment: of the sweep no cell yet, of a
-    cell, which asks git and others, no further one.
+    Just after the fork a child still is a copy of its parent, command and environment: of the sweep no run yet, of a
+    run, which asks git and others, no further one.
     """
     commands = {pid: command_of(pid) for pid in descendants_of(parent)}
     own = command_of(parent)
@@ -89,7 +89,7 @@ def lines_in(path: Path) -> int:
 
 
 def folder_of(runs: Path, truncation: str, seed: int, name: str = "evaluation=brief,world=tiny") -> Path:
-    """The folder of a cell of `truncation=...`."""
+    """The folder of a run of `truncation=...`."""
     (folder,) = runs.glob(f"plain,truncation={truncation},*{name}/seed={seed}")
     return folder
 
@@ -104,6 +104,6 @@ def attempts(folder: Path) -> int:
     return (folder / "output.log").read_text().count("grpo_lab.train")
 
 
-def quiet_board(total: int) -> Board:
-    """A board of so many cells that shows nobody what it says."""
-    return Board("probe", total, 0, Terminal(file=io.StringIO()))
+def quiet_board(total: int) -> ProgressDisplay:
+    """A display of so many runs that shows nobody what it says."""
+    return ProgressDisplay("probe", total, 0, Terminal(file=io.StringIO()))

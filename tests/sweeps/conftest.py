@@ -15,7 +15,7 @@ from grpo_lab.config.folders import conf_folder
 
 @pytest.fixture(scope="module")
 def compose() -> Callable:
-    """Overrides to a composed cell, as the sweeper plugin does it."""
+    """Overrides to a composed run, as the sweeper plugin does it."""
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         sweep = hydra.compose_config("config", [], run_mode=RunMode.MULTIRUN, with_log_configuration=False)

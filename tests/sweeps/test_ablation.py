@@ -26,7 +26,7 @@ from grpo_lab.config.design import Kind, read_design
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun
 from grpo_lab.sweeps.ablation import exploratory
-from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_idle_arms, sweep_name
+from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_no_op_arms, sweep_name
 from grpo_lab.sweeps.status import cells_of_sweep
 from grpo_lab.tracking.sweep_record import read_sweep
 
@@ -60,13 +60,13 @@ def declared(word: str, *typed: str) -> tuple[dict, list[str]]:
 
 @pytest.fixture
 def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
-    """cells_of(word, ...) -> the checked cells of an ablation, with runs in tmp_path."""
+    """cells_of(word, ...) -> the checked runs of an ablation, with runs in tmp_path."""
 
     def make(word: str, *typed: str) -> list[Cell]:
         entries, left = declared(word, *WORLD, *typed, f"runs_dir={tmp_path}")
         design = read_design(entries)
         cells = compose_cells(plan_cells(design, left), sweep_name(design, left), compose)
-        refuse_idle_arms(design, cells)
+        refuse_no_op_arms(design, cells)
         return cells
 
     return make
@@ -283,7 +283,7 @@ def test_a_dry_run_lists_the_arms_and_touches_nothing(tmp_path: Path, capfd: pyt
     words = as_settings([*SHORT, "leave_one_out=[surrogate=ppo_higher,aggregation=token_mean]", "updates=two,four"])
     multirun(*words, f"runs_dir={tmp_path / 'runs'}", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
-    assert "6 cells; none is started" in said and not any(tmp_path.iterdir())
+    assert "6 runs; none is started" in said and not any(tmp_path.iterdir())
     titles = ("all two", "-surrogate=ppo_higher two", "-aggregation=token_mean four")
     assert all(f"  {title} seed=0 " in said for title in titles)
 
@@ -366,7 +366,7 @@ def test_it_ends_with_its_arms_by_what_was_added_and_says_that_it_is_exploratory
 @pytest.mark.extended
 def test_the_same_line_again_runs_nothing_and_ends_alike(ran: Ran) -> None:
     again = shell(ran.line)
-    assert again.returncode == 0 and "all 6 cells are finished" in again.stderr and again.stdout == ran.printed
+    assert again.returncode == 0 and "all 6 runs are finished" in again.stderr and again.stdout == ran.printed
     assert finished(ran.runs) == 6
 
 

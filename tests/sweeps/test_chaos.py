@@ -1,4 +1,4 @@
-"""Whatever happens to a sweep, its folders and its machines: after the same command again every cell has ended once."""
+"""Whatever happens to a sweep, its folders and its machines: after the same command again every run has ended once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from processes import alive, command_of, descendants_of, wait_until
 from short_runs import metrics_of, same_ending
 from sweep_processes import cells_of, command, finished, folder_of, lines_in, started, sweep
 
-from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.tracking.mlflow_exporter import sync_all
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc"),
@@ -37,7 +37,7 @@ def logged_in(runs: Path) -> int:
 
 
 def at_a_random_moment(chance: random.Random, runs: Path, process: subprocess.Popen) -> None:
-    """Return once two cells are there and up to ten more steps are logged, anywhere within a step."""
+    """Return once two runs are there and up to ten more steps are logged, anywhere within a step."""
     enough = logged_in(runs) + chance.randint(0, 10)
     wait_until(lambda: logged_in(runs) >= enough and len(cells_of(process.pid)) == 2, process)
     time.sleep(chance.uniform(0, 0.3))
@@ -46,7 +46,7 @@ def at_a_random_moment(chance: random.Random, runs: Path, process: subprocess.Po
 def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bits_of_an_undisturbed_sweep(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    """The sweep starts other cells in the place of those that die, and is started again once it is killed itself.
+    """The sweep starts other runs in the place of those that die, and is started again once it is killed itself.
 
     Moments are counted in logged steps, of which there are several times as many as five kills wait for.
     """
@@ -55,7 +55,7 @@ def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bi
     words = (f"truncation={','.join(ARMS)}", "seed=0,1", "budget.amount=30", "checkpoint_every=3")
     words += ("hydra.launcher.workers=2",)
     killed = []
-    for victims in (("a cell", "the server", "the sweep"), ("a cell", "the sweep")):
+    for victims in (("a run", "the server", "the sweep"), ("a run", "the sweep")):
         with started(there, *words) as (process, cells):
             everything: set[int] = set()
             for victim in victims:
@@ -63,7 +63,7 @@ def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bi
                 cells |= set(cells_of(process.pid))
                 everything |= descendants_of(process.pid) | {process.pid}
                 server = [pid for pid in descendants_of(process.pid) if "grpo_lab.sweeps.preload" in command_of(pid)]
-                chosen = {"a cell": sorted(cells_of(process.pid)), "the sweep": [process.pid], "the server": server}
+                chosen = {"a run": sorted(cells_of(process.pid)), "the sweep": [process.pid], "the server": server}
                 os.kill(chance.choice(chosen[victim]), signal.SIGKILL)
                 killed.append(victim)
             wait_until(lambda everything=everything: not any(map(alive, everything)))

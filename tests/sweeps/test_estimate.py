@@ -61,7 +61,7 @@ def expected(cells: list[Cell], runs: Path, *pilots: Cell) -> dict[str, tuple[fl
 def test_the_best_source_is_taken_and_named(tmp_path: Path) -> None:
     cells = [cell(tmp_path, arm, seed) for seed in (0, 1) for arm in ("plain", "mask")]
     said = estimate_lines(estimates(cells, (), "probe", tmp_path), 2)
-    assert said == [f"left to run: 4 cells; {NOT_MEASURED}"]
+    assert said == [f"left to run: 4 runs; {NOT_MEASURED}"]
 
     run_of(cell(tmp_path, "old", 5, amount=20.0), 1.0, steps=20)
     found = expected(cells, tmp_path)
@@ -75,8 +75,8 @@ def test_the_best_source_is_taken_and_named(tmp_path: Path) -> None:
 
     run_of(cells[0], 2.0)
     found = expected(cells, tmp_path, pilot)
-    assert found["plain seed=1"] == (pytest.approx(20.0), "finished cells of the same arm")
-    assert found["mask seed=1"] == (pytest.approx(20.0), "finished cells of other arms")
+    assert found["plain seed=1"] == (pytest.approx(20.0), "finished runs of the same arm")
+    assert found["mask seed=1"] == (pytest.approx(20.0), "finished runs of other arms")
     assert "plain seed=0" not in found
 
 
@@ -87,7 +87,7 @@ def test_another_budget_scales_and_one_of_tokens_says_its_tokens_itself(tmp_path
     found = {one.cell.plan.seed: one for one in estimates([done, more, tokens], (), "probe", tmp_path)}
     assert (found[1].seconds, found[1].tokens, found[1].flops) == pytest.approx((60.0, 3000.0, 3e7))
     assert (found[2].seconds, found[2].tokens) == pytest.approx((10.0, 500.0)), "half of the thousand tokens"
-    assert found[2].source == "finished cells of other arms and levels"
+    assert found[2].source == "finished runs of other arms and levels"
     alone = estimates([tokens], (), "probe", tmp_path / "empty")[0]
     assert math.isnan(alone.seconds) and alone.source == ""
     assert alone.tokens == pytest.approx(500.0), "the budget says it"
@@ -131,7 +131,7 @@ def test_cells_side_by_side_take_as_long_as_the_last_of_them(tmp_path: Path) -> 
     run_of(cell(tmp_path, "plain", 0), 6.0)
     cells = [cell(tmp_path, "plain", seed) for seed in (1, 2, 3)]
     (left, spent, source) = estimate_lines(estimates(cells, (), "probe", tmp_path), 2)
-    assert left.startswith("left to run: 3 cells take about 2m00s with 2 at once (3m00s one after another)")
+    assert left.startswith("left to run: 3 runs take about 2m00s with 2 at once (3m00s one after another)")
     assert spent == "  they spend about 3e+03 sampled tokens and 3e+07 floating point operations"
     assert source == "  3 estimated from finished runs in " + str(tmp_path) + " of the same model, engine and device"
 
@@ -176,5 +176,5 @@ def test_two_hundred_cells_are_composed_and_checked_within_20_seconds_of_cpu(
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0 and ": 200 cells" in done.stderr, done.stderr
+    assert done.returncode == 0 and ": 200 runs" in done.stderr, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20

@@ -1,4 +1,4 @@
-"""Cells forked from one server: what a fresh interpreter would be, for a fraction of its start."""
+"""Runs forked from one server: what a fresh interpreter would be, for a fraction of its start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo_lab.sweeps.child import OUTPUT, THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.fork_server import _Forked, fork_cell
 from grpo_lab.sweeps.jobs import Started
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cells are forked on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
 NAME = "plain,budget.amount=2,evaluation=brief,world=tiny"
 
 
@@ -128,7 +128,7 @@ def test_code_that_changes_during_a_sweep_is_the_code_of_the_cells_that_start_af
             loop.write('\nprint("changed code")\n')
         _, said = process.communicate(timeout=200)
     finally:
-        process.kill()  # its cells end with it
+        process.kill()  # its runs end with it
         process.wait()
     assert process.returncode == 0, said
     first, second = (next(runs.glob(f"*/seed={seed}/{OUTPUT}")).read_text() for seed in (0, 1))

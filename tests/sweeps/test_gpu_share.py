@@ -49,7 +49,7 @@ def test_runs_join_once_the_first_one_is_measured(tmp_path: Path) -> None:
 
 
 def test_those_that_join_get_the_slots_of_their_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four cells wait for each other on two GPUs: they end only where all four run at once."""
+    """Four runs wait for each other on two GPUs: they end only where all four run at once."""
     (tmp_path / "meets.py").write_text(
         "import os, pathlib, time\n"
         "here = pathlib.Path(__file__).parent / 'met'\n"
@@ -61,8 +61,8 @@ def test_those_that_join_get_the_slots_of_their_gpu(tmp_path: Path, monkeypatch:
     (tmp_path / "met").mkdir()
     share = GpuShare([log(tmp_path / "measured", 3.0, 30.0)], 79.2, 8)
     jobs = [Job(f"job {n}", ("plugins=[meets]", "no_such_key=1"), tmp_path / str(n), "steps", 1.0, 1) for n in range(4)]
-    with quiet_board(4) as board:
+    with quiet_board(4) as display:
         assert all(
-            "no_such_key" in failure for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"], share), 30.0, board)
+            "no_such_key" in failure for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"], share), 30.0, display)
         )
     assert sorted(path.read_text() for path in (tmp_path / "met").iterdir()) == ["3", "3", "5", "5"]

@@ -1,4 +1,4 @@
-"""Pilots: tricks that must act, before the first cell starts and over the whole sweep, and designs with bases."""
+"""Pilots: tricks that must act, before the first run starts and over the whole sweep, and designs with bases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import yaml
 from declared_experiments import saved_data
 from sweep_processes import multirun
 
-from grpo_lab.analysis.caveats import not_told_apart
-from grpo_lab.analysis.effects.acted import Action, actions, could_not_act
+from grpo_lab.analysis.caveats import indistinguishable
+from grpo_lab.analysis.effects.manipulation_checks import ManipulationCheck, failed_checks, manipulation_checks
 from grpo_lab.analysis.effects.speed import impossible_gains
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
@@ -37,7 +37,7 @@ NODE = {
     "arms": {"plain": [], "higher": ["surrogate=ppo_higher"], "mask": ["truncation=mask_after"]},
     "seeds": 2,
     "bases": 2,
-    "requires": {"higher": {"touched/surrogate": 0.005}, "mask": {"touched/truncation": 0.05}},
+    "requires": {"higher": {"touched/surrogate": 0.005}, "mask": {"active_fraction/truncation": 0.05}},
     "predictions": [{"arm": "mask", "metric": "rollout/truncated", "direction": "above"}],
     "claims": [{"says": "It does.", "source": "a paper", "prediction": 0, "direction": "above"}],
 }
@@ -95,9 +95,9 @@ def test_a_part_chooses_bases() -> None:
         ),
         ({"parts": {"p": {"bases": [2]}}}, "design.parts.p.bases: there is no 2"),
         ({"parts": {"p": {"bases": [1], "seeds": [0]}}}, "design.parts.p: none of its seeds has one of its bases"),
-        ({"requires": {"plain": {"touched/kl": 0.1}}}, "design.requires: there is no 'plain'"),
+        ({"requires": {"plain": {"active_fraction/kl": 0.1}}}, "design.requires: there is no 'plain'"),
         ({"requires": {"mask": 0.1}}, "must map arms to metrics with numbers above 0"),
-        ({"requires": {"mask": {"touched/kl": 0}}}, "must map arms to metrics with numbers above 0"),
+        ({"requires": {"mask": {"active_fraction/kl": 0}}}, "must map arms to metrics with numbers above 0"),
         ({"requires": ["mask"]}, "must map arms to metrics with numbers above 0"),
     ],
 )  # fmt: skip
@@ -109,7 +109,7 @@ def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
 
 def test_a_requirement_names_a_metric_that_runs_log() -> None:
     require_known_metrics(declare())
-    with pytest.raises(ValueError, match="no run has the metric 'touched/surrogat/x'"):
+    with pytest.raises(ValueError, match="no run has the metric 'active_fraction/surrogat/x'"):
         require_known_metrics(declare(requires={"mask": {"touched/surrogat/x": 0.1}}))
 
 
@@ -118,10 +118,10 @@ def test_the_fingerprint_holds_bases_and_requirements() -> None:
     changes: list[dict[str, Any]] = [
         {"bases": [0, 2]},
         {"requires": None},
-        {"requires": {"mask": {"touched/truncation": 0.1}}},
+        {"requires": {"mask": {"active_fraction/truncation": 0.1}}},
     ]
     assert len({told, *(declare(**change).fingerprint() for change in changes)}) == 4
-    renamed = {"higher": {"train/clip_fraction": 0.005}, "mask": {"touched/truncation": 0.05}}
+    renamed = {"higher": {"train/clip_fraction": 0.005}, "mask": {"active_fraction/truncation": 0.05}}
     assert declare(requires=renamed).fingerprint() == told, "the same metric under today's name"
 
 
@@ -158,7 +158,7 @@ def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use
 
 
 def sweep(folder: Path, *words: str) -> None:
-    """`python -m grpo_lab.train +experiments=acting` in this process; its cells have processes of their own."""
+    """`python -m grpo_lab.train +experiments=acting` in this process; its runs have processes of their own."""
     multirun("+experiments=acting", f"runs_dir='{folder / 'my runs'}'", *words)
 
 
@@ -191,40 +191,50 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     runs = experiment / "my runs"
     sweep(experiment, "hydra.sweeper.pilot_share=0.5")
     said = capfd.readouterr().err
-    assert "could not act higher: train/clip_fraction 0 beside 0 in plain, apart by +0; required 0.005" in said
-    assert "acts          mask: touched/truncation" in said and "hydra.sweeper.run_inert=true" in said
-    assert "1 of 3 cells are not run" in said and "acting: 2 of 2 done" in said
+    assert (
+        "manipulation check failed higher: train/clip_fraction 0 beside 0 in plain, difference +0; required 0.005"
+        in said
+    )
+    assert (
+        "passed                    mask: active_fraction/truncation" in said and "hydra.sweeper.run_no_ops=true" in said
+    )
+    assert "1 of 3 runs are left out" in said and "acting: 2 of 2 done" in said
     (pilots,) = (runs / "pilots").iterdir()
     assert f"acting: the pilot ran in {pilots}\n" in said
     assert (
         len(finished(pilots)) == 3 and len(finished(runs)) == 2 and not any("higher" in name for name in finished(runs))
     )
     record = read_sweep(sweep_folder(runs, "acting"))
-    assert [(entry["arm"], Action(**entry).acts) for entry in record.pilot] == [("higher", False), ("mask", True)]
+    assert [(entry["arm"], ManipulationCheck(**entry).passed) for entry in record.pilot] == [
+        ("higher", False),
+        ("mask", True),
+    ]
     assert {(cell.arm, cell.seed) for cell in record.cells} == {("plain", 0), ("mask", 0)}
     assert {cell.seed for cell in read_sweep(sweep_folder(pilots, "acting")).cells} == {1}
 
     # The verdict's reason: the pilot's numbers for the arm that was not run; the sweep's own for the other.
     data = load_sweep(runs, "acting")
-    assert list(could_not_act(data)) == [("", "higher")] and could_not_act(data)["", "higher"].endswith("in the pilot")
-    assert [action.arm for action in actions(data)] == ["mask"] and set(data.runs["base"]) == {0}
+    assert list(failed_checks(data)) == [("", "higher")] and failed_checks(data)["", "higher"].endswith("in the pilot")
+    assert [check.arm for check in manipulation_checks(data)] == ["mask"] and set(data.runs["base"]) == {0}
     cell = runs / record.cells[0].folder
     described = json.loads((cell / "run.json").read_text())
     assert described["tags"] == {"sweep": "acting", "arm": "plain", "base": 0}
     assert (cell / described["sweep_folder"]).resolve() == sweep_folder(runs, "acting").resolve()
     save_data(data, experiment / "data")
     saved = load_data(experiment / "data", "acting")
-    assert could_not_act(saved) == could_not_act(data) and set(saved.runs["base"]) == {0}
+    assert failed_checks(saved) == failed_checks(data) and set(saved.runs["base"]) == {0}
 
     # Again: the pilot is not repeated, and whoever wants the inert arm gets it, measured and still inert.
     before = {path: path.stat().st_mtime_ns for path in pilots.rglob("DONE")}
-    sweep(experiment, "hydra.sweeper.pilot_share=0.5", "hydra.sweeper.run_inert=true")
+    sweep(experiment, "hydra.sweeper.pilot_share=0.5", "hydra.sweeper.run_no_ops=true")
     assert {path: path.stat().st_mtime_ns for path in pilots.rglob("DONE")} == before and len(finished(runs)) == 3
     said = capfd.readouterr().err
-    assert "could not act: higher: train/clip_fraction 0 beside 0 in plain" in said and "not run" not in said
+    assert (
+        "manipulation check failed: higher: train/clip_fraction 0 beside 0 in plain" in said and "not run" not in said
+    )
     data = load_sweep(runs, "acting")
-    assert not could_not_act(data)["", "higher"].endswith("in the pilot")
-    assert not_told_apart(data) == [
+    assert not failed_checks(data)["", "higher"].endswith("in the pilot")
+    assert indistinguishable(data) == [
         "Identical: the same numbers at every step in higher as plain (1 of 1 runs); a difference between them says "
         "nothing of a trick."
     ]
@@ -259,7 +269,7 @@ def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(
 ) -> None:
     sweep(experiment, "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
-    assert "acting: 3 cells; none is started" in said and "pilots, before the first cell, of 0.5 steps" in said
+    assert "acting: 3 runs; none is started" in said and "pilots, before the first run, of 0.5 steps" in said
     assert said.count("seed=1 ") == 3 and not (experiment / "my runs").exists()
     sweep(experiment, "hydra.sweeper.dry_run=true", "hydra.sweeper.pilot=false")
     assert "pilots" not in capfd.readouterr().err
@@ -276,19 +286,20 @@ def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequ
         described = {"run_key": f"{arm}{seed}", "commit": None, "dirty": None, "tags": {"base": design.base_of(seed)}}
         write_json(folder / "run.json", described)
         # what is logged before the first step is no mean over training steps
-        rows = [{"step": 0, "metrics": {} if values is None else {"touched/truncation": 9.0}}]
+        rows = [{"step": 0, "metrics": {} if values is None else {"active_fraction/truncation": 9.0}}]
         for step, value in enumerate(values or (0.0, 0.0), 1):
             rows.append(
                 {
                     "step": step,
-                    "metrics": {"reward/mean": seed + step} | ({} if values is None else {"touched/truncation": value}),
+                    "metrics": {"reward/mean": seed + step}
+                    | ({} if values is None else {"active_fraction/truncation": value}),
                 }
             )
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "timing.jsonl").write_text(
             "".join(json.dumps({"step": row["step"], "wall": 0, "timing": {}}) + "\n" for row in rows)
         )
-        write_json(folder / "DONE", {"inert": [], "steps": len(rows) - 1})
+        write_json(folder / "DONE", {"no_ops": [], "steps": len(rows) - 1})
         cells.append((arm, seed))
     records = [CellRecord(arm, "", seed, f"{arm}/seed={seed}") for arm, seed in cells]
     node = {
@@ -301,7 +312,9 @@ def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequ
 
 
 def test_an_arm_acts_by_the_mean_over_bases_of_what_sets_it_apart(tmp_path: Path) -> None:
-    design = declare(requires={"mask": {"touched/truncation": 0.2}, "higher": {"touched/truncation": 0.2}})
+    design = declare(
+        requires={"mask": {"active_fraction/truncation": 0.2}, "higher": {"active_fraction/truncation": 0.2}}
+    )
     acting_sweep(
         tmp_path,
         design,
@@ -312,30 +325,32 @@ def test_an_arm_acts_by_the_mean_over_bases_of_what_sets_it_apart(tmp_path: Path
         },
     )  # fmt: skip
     data = load_sweep(tmp_path, "acting", cache=False)
-    mask, higher = sorted(actions(data), key=lambda action: action.arm != "mask")
+    mask, higher = sorted(manipulation_checks(data), key=lambda check: check.arm != "mask")
     # mask: base 0 has seeds 0 and 2 (apart by 0.3 each), base 1 seed 1 (by 0.1): by 0.2 over bases, not 0.233
     assert (mask.arm_mean, mask.control_mean, mask.runs) == (pytest.approx(0.4), pytest.approx(0.2), 3)
     assert mask.arm_mean - mask.control_mean == pytest.approx(0.2)
     # higher: seeds 0 (nothing logged: nothing touched) and 1 (0.1); less than its control counts as much as more
     assert (higher.arm_mean, higher.control_mean, higher.runs) == (pytest.approx(0.05), pytest.approx(0.2), 2)
-    reasons = could_not_act(data)
-    assert reasons["", "higher"] == "touched/truncation 0.05 beside 0.2 in plain, apart by -0.15; required 0.2"
-    points = data.points.drop(columns="touched/truncation")
-    reasons = could_not_act(replace(data, points=points))
-    assert reasons["", "higher"] == "touched/truncation is not in the data; required 0.2 from plain"
+    reasons = failed_checks(data)
+    assert (
+        reasons["", "higher"] == "active_fraction/truncation 0.05 beside 0.2 in plain, difference -0.15; required 0.2"
+    )
+    points = data.points.drop(columns="active_fraction/truncation")
+    reasons = failed_checks(replace(data, points=points))
+    assert reasons["", "higher"] == "active_fraction/truncation is not in the data; required 0.2 from plain"
 
 
 def test_an_arm_that_touches_less_than_its_control_acts_and_one_that_touches_as_much_does_not() -> None:
-    def action(arm: float, control: float) -> Action:
-        return Action("", "a", "touched/scale", "c", arm, control, 0.05, 1)
+    def check(arm: float, control: float) -> ManipulationCheck:
+        return ManipulationCheck("", "a", "active_fraction/scale", "c", arm, control, 0.05, 1)
 
-    assert action(0.1, 0.2).acts and action(0.2, 0.1).acts and action(0.05, 0.0).acts
-    assert not action(0.2, 0.2).acts and not action(0.24, 0.2).acts and not action(float("nan"), 0.2).acts
+    assert check(0.1, 0.2).passed and check(0.2, 0.1).passed and check(0.05, 0.0).passed
+    assert not check(0.2, 0.2).passed and not check(0.24, 0.2).passed and not check(float("nan"), 0.2).passed
 
 
 def test_a_pilot_is_remembered_by_the_record_for_the_places_it_was_made_for(tmp_path: Path) -> None:
     def entry(arm: str, measured: float) -> dict[str, Any]:
-        return asdict(Action("", arm, "touched/scale", "plain", measured, 0.0, 0.1, 1))
+        return asdict(ManipulationCheck("", arm, "active_fraction/scale", "plain", measured, 0.0, 0.1, 1))
 
     def record(*entries: dict[str, Any]) -> list[tuple[str, float]]:
         folder = record_sweep(tmp_path, "acting", [], None, NODE, "f", ["train"], None, None, pilot=entries)
@@ -351,12 +366,12 @@ def test_saved_sweeps_of_before_have_no_base_and_name_their_duplicates() -> None
     """25 recorded runs of two sweeps are those of another arm; dapo's clip-higher clipped as much as its control."""
     dapo, staleness = saved_data("dapo"), saved_data("staleness")
     assert set(dapo.runs["base"]) == {-1} and set(dapo.runs["same_as"]) == {""}
-    (head, first, *_) = not_told_apart(dapo)
-    assert head == "Not told apart from the control by what was touched:"
-    assert first.startswith("  surrogate: 0.111% in +clip_higher, 0.114% in base, apart by -0.004%")
-    (line,) = not_told_apart(staleness)
+    (head, first, *_) = indistinguishable(dapo)
+    assert head == "Active fraction not distinguishable from the control's:"
+    assert first.startswith("  surrogate: 0.111% in +clip_higher, 0.114% in base, difference -0.004%")
+    (line,) = indistinguishable(staleness)
     assert line.count("lag_0 at none (5 of 5 runs)") == 3 and "rollouts, rewards and accuracies" in line
-    (same, apart) = not_told_apart(saved_data("mismatch_correction"))
+    (same, apart) = indistinguishable(saved_data("mismatch_correction"))
     assert "same numbers at every step in bf16_icepop as bf16_tis_token (5 of 5 runs)" in same
     assert "in fp16_narrow as fp16 (5 of 5 runs)" in apart
     assert named_design("dapo").bases == ()

@@ -1,4 +1,4 @@
-"""Cells as tasks of Ray, on a real cluster of two nodes: the same runs, whatever becomes of nodes and sweep."""
+"""Runs as tasks of Ray, on a real cluster of two nodes: the same runs, whatever becomes of nodes and sweep."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sweep_on_ray_is_the_sweep_on_this_machine(cluster: Cluster, tmp_path:
         same_ending(one, other)
         assert attempts(other) == 1
     again = sweep(there, *words, *on(cluster))
-    assert again.returncode == 0 and "all 3 cells are finished" in again.stderr
+    assert again.returncode == 0 and "all 3 runs are finished" in again.stderr
 
 
 @pytest.mark.extended
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path,
         cells = [int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")]
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=90)
-    assert process.returncode == 130 and "stopping 3 cells" in said and "Traceback" not in said
+    assert process.returncode == 130 and "stopping 3 runs" in said and "Traceback" not in said
     assert finished(tmp_path) == 0 and not any(map(alive, cells))
     notes = [path.read_text() for path in tmp_path.glob("*/seed=0/error.txt")]
     assert len(notes) == 2 and all("KeyboardInterrupt" in note for note in notes), "interrupted, not killed"
@@ -145,7 +145,7 @@ atexit.register(lambda: print("until", time.time(), flush=True))
 
 
 def spans_by_node(runs: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Number of a node and GPUs that its cells saw -> from when until when each of them ran, in s of unix time."""
+    """Number of a node and GPUs that its runs saw -> from when until when each of them ran, in s of unix time."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for path in runs.glob("*/seed=*/output.log"):
         (told,) = re.findall(r"^(\d+) (\S+) from ([\d.]+)$.*^until ([\d.]+)$", path.read_text(), re.M | re.S)
@@ -163,7 +163,7 @@ def most_at_once(spans: list[tuple[float, float]]) -> int:
 def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes with room for two cells each, and one GPU, of which Ray only keeps count."""
+    """Two nodes with room for two runs each, and one GPU, of which Ray only keeps count."""
     (tmp_path / "says_where.py").write_text(SAYS_WHERE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words = ("seed=0,1,2,3", "budget.amount=1", "device=cpu", "plugins=[says_where]")
@@ -173,14 +173,14 @@ def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
             said = sweep(runs, *words, *on(cluster), f"hydra.launcher.gpus={gpus}")
             assert said.returncode == 0 and finished(runs) == 4, said.stderr
             spans = spans_by_node(runs)
-            assert sorted(spans) == [("0", "0"), ("1", "0")], "both nodes, and each cell the GPU of its node"
+            assert sorted(spans) == [("0", "0"), ("1", "0")], "both nodes, and each run the GPU of its node"
             assert [most_at_once(own) for own in spans.values()] == [at_once, at_once]
             for path in runs.glob("*/seed=*/environment.json"):
                 assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "0"
         runs = tmp_path / "none"
         assert sweep(runs, *words, *on(cluster)).returncode == 0
         for path in runs.glob("*/seed=*/environment.json"):
-            assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "", "a cell sees what it asks for"
+            assert json.loads(path.read_text())["threads"]["CUDA_VISIBLE_DEVICES"] == "", "a run sees what it asks for"
 
 
 @pytest.mark.extended

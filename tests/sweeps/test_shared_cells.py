@@ -1,4 +1,4 @@
-"""Cells that several processes share: torchrun within a sweep. And a cell that hangs while its mirror goes on."""
+"""Runs that several processes share: torchrun within a sweep. And a run that hangs while its mirror goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sweep(runs: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.extended
 def test_two_processes_share_each_cell_and_their_sweep_goes_on_after_a_kill(tmp_path: Path) -> None:
-    """Killed are the sweep, then by Ctrl-C all that a second one started; a third one ends both cells."""
+    """Killed are the sweep, then by Ctrl-C all that a second one started; a third one ends both runs."""
     words = ("truncation=score,mask_after", "budget.amount=12", "checkpoint_every=2", "keep_checkpoints=9")
     for number in (signal.SIGKILL, signal.SIGINT):
         steps = len(list(tmp_path.glob("*/seed=0/checkpoints/step=*")))
@@ -47,7 +47,7 @@ def test_two_processes_share_each_cell_and_their_sweep_goes_on_after_a_kill(tmp_
         finally:
             process.kill()
         if number == signal.SIGINT:
-            assert process.returncode == 130 and "stopping 1 cells" in said and "Traceback" not in said, said
+            assert process.returncode == 130 and "stopping 1 runs" in said and "Traceback" not in said, said
     multirun(*WORLD, f"runs_dir={tmp_path}", *TWO, *words)
     folders = sorted(tmp_path.glob("*/seed=0"))
     assert len(folders) == 2
@@ -124,8 +124,8 @@ def test_a_cell_hangs_although_its_mirror_and_its_look_at_the_machine_go_on(
     words += ["plugins=[hangs_later]", "budget.amount=3", f"runs_dir={runs}", "seed=0"]
     folder = runs / run_name("plain", words) / "seed=0"
     job = Job("hangs", tuple(words), folder, "steps", 3.0, 1)
-    with quiet_board(1) as board:
-        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, board, silent_seconds=20.0)
+    with quiet_board(1) as display:
+        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, display, silent_seconds=20.0)
     assert failure is not None and failure.startswith("it hung: it wrote nothing for 0.333333 minutes, and was ended")
     samples = read_samples(folder)
     assert samples[-1].wall - samples[0].wall > 20_000, "the hung process wrote on"

@@ -1,4 +1,4 @@
-"""Two sweeps over one folder of runs: a cell that another process runs is waited for, or taken over where that dies."""
+"""Two sweeps over one folder of runs: a run that another process runs is waited for, or taken over where that dies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from processes import alive, wait_until
 from sweep_processes import WORLD, cells_of, finished, lines_in, quiet_board, started, sweep_from_here
 
-from grpo_lab.sweeps.board import Board
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend
+from grpo_lab.sweeps.progress_display import ProgressDisplay
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import STOP, run_status, was_stopped
 from grpo_lab.tracking.sweep_record import record_sweep
@@ -26,22 +26,22 @@ NAME = "plain,budget.amount=1,evaluation=brief,world=tiny"
 
 def cell(runs: Path) -> Job:
     words = (*WORLD, "budget.amount=1", f"runs_dir={runs}", "seed=0")
-    return Job("the cell", words, runs / NAME / "seed=0", "steps", 1.0, 1)
+    return Job("the run", words, runs / NAME / "seed=0", "steps", 1.0, 1)
 
 
-def said_by(board: Board) -> str:
-    return board.console.file.getvalue()
+def said_by(display: ProgressDisplay) -> str:
+    return display.console.file.getvalue()
 
 
-def run_beside(job: Job, other: Callable[[Board], None]) -> Board:
-    """The board of a sweep of this one job, while `other` does what another process would."""
-    with quiet_board(1) as board:
-        thread = threading.Thread(target=other, args=(board,))
+def run_beside(job: Job, other: Callable[[ProgressDisplay], None]) -> ProgressDisplay:
+    """The display of a sweep of this one job, while `other` does what another process would."""
+    with quiet_board(1) as display:
+        thread = threading.Thread(target=other, args=(display,))
         thread.start()
-        failures = run_jobs([job], LocalBackend(1, []), 30.0, board)
+        failures = run_jobs([job], LocalBackend(1, []), 30.0, display)
         thread.join()
-    assert failures == [None] and (board.done, board.failed) == (1, 0)
-    return board
+    assert failures == [None] and (display.done, display.failed) == (1, 0)
+    return display
 
 
 def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(tmp_path: Path) -> None:
@@ -49,27 +49,27 @@ def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(t
     job = cell(tmp_path)
     log = RunLog(job.folder)
 
-    def other(board: Board) -> None:
-        wait_until(lambda: "waiting for" in said_by(board))
+    def other(display: ProgressDisplay) -> None:
+        wait_until(lambda: "waiting for" in said_by(display))
         time.sleep(0.5)  # a few looks of the sweep, which say nothing more
         log.mark_done({})
         log.close()
 
-    board = run_beside(job, other)
-    line = f"waiting for the cell: process {os.getpid()} runs it in {job.folder}"
-    assert said_by(board).count("waiting for") == 1 and line in said_by(board).replace("\n", "")
+    display = run_beside(job, other)
+    line = f"waiting for the run: process {os.getpid()} runs it in {job.folder}"
+    assert said_by(display).count("waiting for") == 1 and line in said_by(display).replace("\n", "")
     assert not (job.folder / "output.log").exists(), "it was not started here as well"
 
 
 @pytest.mark.extended
 def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
-    """The request to stop was of the attempt before: a configuration that cannot run is no cell that was stopped."""
+    """The request to stop was of the attempt before: a configuration that cannot run is no run that was stopped."""
     job = replace(cell(tmp_path), words=(*WORLD, f"runs_dir={tmp_path}", "group_size=1"), forks=False)
     job.folder.mkdir(parents=True)
     (job.folder / STOP).touch()
-    with quiet_board(1) as board:
-        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, board)
-    assert failure and board.failed == 1 and not was_stopped(job.folder)
+    with quiet_board(1) as display:
+        (failure,) = run_jobs([job], LocalBackend(1, []), 30.0, display)
+    assert failure and display.failed == 1 and not was_stopped(job.folder)
 
 
 @pytest.mark.extended
@@ -78,14 +78,14 @@ def test_a_cell_that_another_process_takes_while_ours_loads_and_then_leaves_is_s
 ) -> None:
     job = cell(tmp_path)
 
-    def other(board: Board) -> None:
+    def other(display: ProgressDisplay) -> None:
         wait_until(lambda: cells_of(os.getpid()))
         log = RunLog(job.folder)  # before it: a process loads for seconds until it takes its folder
-        wait_until(lambda: "waiting for" in said_by(board))
+        wait_until(lambda: "waiting for" in said_by(display))
         log.close()
 
-    board = run_beside(job, other)
-    assert "the cell was left unfinished: it goes on here" in said_by(board)
+    display = run_beside(job, other)
+    assert "the run was left unfinished: it goes on here" in said_by(display)
     assert "is in use by process" in (job.folder / "output.log").read_text()
     assert run_status(job.folder) == "done"
 
@@ -138,6 +138,6 @@ def test_a_folder_of_sweeps_that_cannot_be_written_is_named_with_a_remedy(
         record_sweep(Path("/sys"), "x", [], None, None, "", [], None, None)
     with pytest.raises(SystemExit, match=r"^error: .*/sys/sweeps/[^ ]+ cannot be written; set runs_dir"):
         sweep_from_here(Path("/sys"), "seed=0,1")
-    with quiet_board(1) as board:
-        (failed,) = run_jobs([cell(Path("/sys"))], LocalBackend(1, []), 30.0, board)
+    with quiet_board(1) as display:
+        (failed,) = run_jobs([cell(Path("/sys"))], LocalBackend(1, []), 30.0, display)
     assert f"/sys/{NAME}/seed=0 cannot be written; set runs_dir (or GRPO_LAB_RUNS) to a folder this user can" in failed

@@ -1,4 +1,4 @@
-"""Cells in Slurm's queue, on a real Slurm of one node: the same runs, whatever becomes of their jobs."""
+"""Runs in Slurm's queue, on a real Slurm of one node: the same runs, whatever becomes of their jobs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def two_at_work_and_one_that_waits(runs: Path, process: subprocess.Popen) -> dict[Path, str]:
-    """Folder -> job of the cells of THREE, once two of them log steps; there are two processors."""
+    """Folder -> job of the runs of THREE, once two of them log steps; there are two processors."""
     logs = "*/seed=0/metrics.jsonl"
     wait_until(lambda: [lines_in(path) > 0 for path in runs.glob(logs)] == [True, True], process)
     mine = {path.parent: job_of(path.parent) for path in runs.glob(f"*/seed=0/{RECORD}")}
@@ -114,7 +114,7 @@ def test_a_sweep_in_slurm_is_the_sweep_on_this_machine(slurm: None, tmp_path: Pa
         assert jobs()[job_of(other)] == "COMPLETED" and attempts(other) == 1
     before = jobs()
     again = sweep(there, *words, *SLURM)
-    assert again.returncode == 0 and "all 2 cells are finished" in again.stderr and jobs() == before
+    assert again.returncode == 0 and "all 2 runs are finished" in again.stderr and jobs() == before
 
 
 @real
@@ -154,7 +154,7 @@ def test_jobs_share_the_gpus_of_their_node(
 ) -> None:
     """The node has two: each job sees its own, and who finds none left waits, though a processor is free.
 
-    The sweep is in a job itself, as far as its environment says; nothing of that reaches its cells.
+    The sweep is in a job itself, as far as its environment says; nothing of that reaches its runs.
     """
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     words = ("truncation=score,mask_after,mask_before", "budget.amount=20", "+hydra.launcher.further.requeue=false")
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_running_and_waiting_jobs_and_no_other(slurm: None, tmp_path
         mine = two_at_work_and_one_that_waits(tmp_path, process).values()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=90)
-    assert process.returncode == 130 and "stopping 3 cells" in said and "Traceback" not in said
+    assert process.returncode == 130 and "stopping 3 runs" in said and "Traceback" not in said
     states = jobs()
     assert sorted(states[job] for job in mine) == ["CANCELLED", "COMPLETED", "COMPLETED"], "interrupted, not killed"
     assert finished(tmp_path) == 0
@@ -349,7 +349,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def saved_once(runs: Path, process: subprocess.Popen) -> Path:
-    """The folder of the only cell, once its run has left a checkpoint."""
+    """The folder of the only run, once its run has left a checkpoint."""
     wait_until(lambda: len(list(runs.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
     return folder_of(runs, "score", 0)
 
@@ -552,9 +552,9 @@ exit 1
     monkeypatch.setattr("grpo_lab.sweeps.jobs._REST_SECONDS", 0.5)
     place, said = SlurmBackend(SlurmSettings(**SETTINGS), 2), []
     new = [Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("one", "other")]
-    with quiet_board(2) as board:
-        monkeypatch.setattr(board, "say", said.append)
-        failures = run_jobs(new, place, 1.0, board)
+    with quiet_board(2) as display:
+        monkeypatch.setattr(display, "say", said.append)
+        failures = run_jobs(new, place, 1.0, display)
     assert lines_in(tried) == 4, "twice in vain, and then each once"
     for failure in failures:
         assert "invalid partition specified: gpu: Batch job submission failed" in str(failure)
@@ -575,7 +575,7 @@ def test_where_no_cell_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monke
 
 
 def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cell is then stopped as any process is, and where none runs that is said."""
+    """Its run is then stopped as any process is, and where none runs that is said."""
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -585,13 +585,13 @@ def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monke
 
 
 def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another cell, whose job Slurm is not asked for, ends as it does without."""
+    """Another run, whose job Slurm is not asked for, ends as it does without."""
     monkeypatch.setenv("PATH", "/nowhere")  # no squeue and no sbatch
     place = SlurmBackend(SlurmSettings(**SETTINGS), 2)
     damaged, new = (Job(name, ("no_such_key=1",), tmp_path / name, "steps", 1.0, 1) for name in ("damaged", "new"))
     damaged.folder.mkdir()
     (damaged.folder / RECORD).write_text("{not json")
-    with quiet_board(2) as board:
-        failures = run_jobs([damaged, new], place, 1.0, board)
+    with quiet_board(2) as display:
+        failures = run_jobs([damaged, new], place, 1.0, display)
     assert "slurm.json" in str(failures[0]) and "Slurm did not take the job of new" in str(failures[1])
-    assert board.failed == 2
+    assert display.failed == 2

@@ -222,7 +222,7 @@ def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Pa
     assert (
         f"stopped truncation=score seed=0: {told}; re-run the same command to resume (see {folder}/output.log)" in said
     )
-    (report,) = re.findall(r"^1 of 2 cells of .* were stopped; the same command resumes them:\n.*", said, re.M)
+    (report,) = re.findall(r"^1 of 2 runs of .* were stopped; the same command resumes them:\n.*", said, re.M)
     assert f"  truncation=score seed=0: {told}" in report
     assert f"{name}: 1 of 2 done, 1 stopped" in command_of_lab("status", *runs).stdout
     shown = command_of_lab("status", name, *runs).stdout

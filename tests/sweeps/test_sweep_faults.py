@@ -1,4 +1,4 @@
-"""Sweeps as processes: cells started, refused, failing, killed, interrupted, resumed, and mirrored to MLflow."""
+"""Sweeps as processes: runs started, refused, failing, killed, interrupted, resumed, and mirrored to MLflow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalBackend
 from grpo_lab.tracking import interrupt
-from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.tracking.mlflow_exporter import sync_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests follow processes in /proc")
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests fol
 
 @dataclass(frozen=True)
 class Watched:
-    """A finished sweep of four cells on two workers, and what was seen of its processes."""
+    """A finished sweep of four runs on two workers, and what was seen of its processes."""
 
     runs: Path
     words: tuple[str, ...]
@@ -115,7 +115,7 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
 
     before = written()
     again = sweep(watched.runs, *watched.words)
-    assert again.returncode == 0 and "all 4 cells are finished" in again.stderr
+    assert again.returncode == 0 and "all 4 runs are finished" in again.stderr
     assert written() == before and len(before) > 40
     # It declared nothing, so it ends with its arms in numbers and with what tells them apart.
     data = load_sweep(watched.runs, next((watched.runs / "sweeps").iterdir()).name)
@@ -129,20 +129,20 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
 def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
     done = sweep(tmp_path / "runs", "truncation=score,mask_aftr", "group_size=4,1")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "error: no cell was started, because these cannot run:" in done.stderr
-    assert "truncation=mask_aftr,group_size=4 seed=0: " in done.stderr, "the typo, by its cell"
+    assert "error: no run was started, because these cannot run:" in done.stderr
+    assert "truncation=mask_aftr,group_size=4 seed=0: " in done.stderr, "the typo, by its run"
     assert "truncation=score,group_size=1 seed=0: this combination cannot run" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-# ---- cells that fail
+# ---- runs that fail
 
 
 @pytest.mark.extended
 def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finishes_them(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    """One finds a file where a folder must be, which only the cell itself can see; one is killed; one is fine."""
+    """One finds a file where a folder must be, which only the run itself can see; one is killed; one is fine."""
     runs, numbers = tmp_path / "runs", ["budget.amount=16", "checkpoint_every=3"]
     words = ("truncation=score,mask_after,mask_before", *numbers, "hydra.launcher.workers=3")
     blocked, killed, fine = (
@@ -158,7 +158,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and "Traceback" not in said
     assert (fine / "DONE").exists() and finished(runs) == 1
-    summary = said[said.index("error: 2 of 3 cells") :]
+    summary = said[said.index("error: 2 of 3 runs") :]
     assert "the same command retries them:\n  truncation=score seed=0: " in summary
     assert f"a file stands where a folder must be, or the reverse: move it, or set another runs_dir (see {blocked}" in (
         summary
@@ -166,7 +166,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     assert f"  truncation=mask_after seed=0: killed by SIGKILL (see {killed / 'output.log'})" in summary
     (blocked / "eval").unlink()
     again = sweep(runs, *words)
-    assert again.returncode == 0 and "3 cells, 1 finished before" in again.stderr and finished(runs) == 3
+    assert again.returncode == 0 and "3 runs, 1 finished before" in again.stderr and finished(runs) == 3
     assert "resuming after step" in (killed / "output.log").read_text()
     config = compose_config([*WORLD, "truncation=mask_after", *numbers, f"runs_dir={tmp_path / 'whole'}"])
     whole = start(config, "x", {}, ["test"])
@@ -179,10 +179,10 @@ def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_
     blocked.write_text("in the way")
     words = (*WORLD, "budget.amount=1", f"runs_dir={tmp_path}", "seed=0")
     jobs = [Job(folder.parent.name, words, folder, "steps", 1.0, 1) for folder in (blocked, fine / "seed=0")]
-    with quiet_board(2) as board:
-        failed, done = run_jobs(jobs, LocalBackend(1, []), 30.0, board)
+    with quiet_board(2) as display:
+        failed, done = run_jobs(jobs, LocalBackend(1, []), 30.0, display)
     assert str(blocked) in failed and done is None
-    assert (fine / "seed=0" / "DONE").exists() and (board.done, board.failed) == (1, 1)
+    assert (fine / "seed=0" / "DONE").exists() and (display.done, display.failed) == (1, 1)
 
 
 @pytest.mark.extended
@@ -195,8 +195,8 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
     jobs = [Job(f"job {n}", words, tmp_path / str(n), "steps", 1.0, 1) for n in range(2)]
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "output.log").write_text("$ python -m grpo_lab.train\nerror: an old trouble\n")
-    with quiet_board(2) as board:
-        for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"]), 30.0, board):
+    with quiet_board(2) as display:
+        for failure in run_jobs(jobs, LocalBackend(2, ["3", "5"]), 30.0, display):
             assert "an old trouble" not in failure and "no_such_key" in failure
     for job, device in zip(jobs, "35"):
         assert f"\nsees {device}\n" in (job.folder / "output.log").read_text()
@@ -208,7 +208,7 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
 ) -> None:
     """One hears Ctrl-C while it hangs, one is deaf to it; a third has the time to load and to say what is wrong.
 
-    What a cell prints is no sign that it works: a run says now and then what it is doing.
+    What a run prints is no sign that it works: a run says now and then what it is doing.
     """
     hangs = "import signal, sys, time\nif 'deaf=1' in sys.argv:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     hangs += "while 'wrong=1' not in sys.argv:\n    time.sleep(1)\n    print('loading, as before', flush=True)\n"
@@ -218,8 +218,8 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
         Job(word, ("plugins=[hangs]", word), tmp_path / word, "steps", 1.0, 1)
         for word in ("hears=1", "deaf=1", "wrong=1")
     ]
-    with quiet_board(3) as board:
-        hears, deaf, wrong = run_jobs(jobs, LocalBackend(2, []), 2.0, board, silent_seconds=30.0)
+    with quiet_board(3) as display:
+        hears, deaf, wrong = run_jobs(jobs, LocalBackend(2, []), 2.0, display, silent_seconds=30.0)
     for failure in (hears, deaf):
         assert failure.startswith("it hung: it wrote nothing for 0.5 minutes, and was ended (see ")
     assert "wrong" in wrong and "it hung" not in wrong
@@ -310,7 +310,7 @@ def test_a_step_that_takes_too_long_is_ended_by_a_second_ctrl_c_or_near_the_end_
     assert f" seed=0: {told}\n" in said and told in (output.parent / "error.txt").read_text()
 
 
-# In cells, not in their sweep: the first interrupt is lost, as when it hits a __del__.
+# In runs, not in their sweep: the first interrupt is lost, as when it hits a __del__.
 HARD_OF_HEARING = """
 import signal, sys
 
@@ -437,7 +437,7 @@ design:
 def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
     flag: str, words: list[str], tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All cells in one process, as Hydra does without plugins, of a list or of an experiment of the user's own."""
+    """All runs in one process, as Hydra does without plugins, of a list or of an experiment of the user's own."""
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "mine"))
     (tmp_path / "mine" / "experiments").mkdir(parents=True)
     (tmp_path / "mine" / "experiments" / "mine.yaml").write_text(MINE)
@@ -447,7 +447,7 @@ def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
     blocked.write_text("in the way")
     typed = command(runs, *words, "hydra/launcher=basic", flag=flag)
     done = subprocess.run(typed, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 1 and "error: 1 of 2 cells" in done.stderr and "a file stands where" in done.stderr
+    assert done.returncode == 1 and "error: 1 of 2 runs" in done.stderr and "a file stands where" in done.stderr
     assert not (blocked.parent / "DONE").exists() and finished(runs) == 1, "the other one was run"
 
 

@@ -24,7 +24,6 @@ from grpo_lab.distributed.device import device_kind, planned_elsewhere
 from grpo_lab.loop import start
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.sweeps import cells as planning
-from grpo_lab.sweeps.board import Board, WatchedCell
 from grpo_lab.sweeps.cells import (
     Cell,
     compose_cells,
@@ -32,13 +31,15 @@ from grpo_lab.sweeps.cells import (
     is_own,
     overrides_for,
     plan_cells,
-    refuse_idle_arms,
+    refuse_no_op_arms,
     share_runs,
     sweep_name,
 )
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.launching import LocalCells
 from grpo_lab.sweeps.local import LocalBackend, slots, usable_cores
+from grpo_lab.sweeps.progress_display import ProgressDisplay, WatchedRun
+from grpo_lab.tracking.checksums import CHECKSUM, with_checksum
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import ACTIVITY, STOP, has_ended, was_exhausted
@@ -53,7 +54,6 @@ from grpo_lab.tracking.sweep_record import (
     sweep_status,
 )
 from grpo_lab.tracking.terminal import Terminal
-from grpo_lab.tracking.whole import SEAL, sealed
 from grpo_lab.types import Exhausted
 
 WORLD = ("world=tiny", "tracking=none")
@@ -87,7 +87,7 @@ def flat_design(*, base: Sequence[str] = (), seeds: Sequence[int] = (0,), **arms
 
 @pytest.fixture
 def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
-    """cells_of(design, "seed=0,1", ...) -> the checked cells, with runs in tmp_path."""
+    """cells_of(design, "seed=0,1", ...) -> the checked runs, with runs in tmp_path."""
 
     def make(design: Design | None, *words: str) -> list[Cell]:
         words = (*words, f"runs_dir={tmp_path}")
@@ -290,11 +290,11 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
     ids=lambda path: path.parent.name,
 )
 def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) -> None:
-    """Of one seed a base, as cells of two seeds are composed from the same words; all seeds and parts as plans."""
+    """Of one seed a base, as runs of two seeds are composed from the same words; all seeds and parts as plans."""
     design = load_design(path)
     seeds = design.seeds[: max(1, len(design.bases))]
     whole = cells_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
-    refuse_idle_arms(design, whole)
+    refuse_no_op_arms(design, whole)
     assert len({cell.folder for cell in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
     assert {str(Path(cell.record().folder).parent) for cell in whole} == folders_of(design, ["tracking=none"])
     planned = {(plan.arm, plan.level, plan.seed) for plan in plan_cells(design, [])}
@@ -311,7 +311,7 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
     with pytest.raises(ValueError) as refused:
         cells_of(design)
     said = str(refused.value)
-    assert said.startswith("no cell was started")
+    assert said.startswith("no run was started")
     for arm, reason in {
         "typo": "truncation/mask_aftr", "alone": "the baseline has too few responses",
         "low": "clip_low must be greater than 0", "key": "there is no key 'no_such_key'",
@@ -325,8 +325,8 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
 def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_of: Callable) -> None:
     design = flat_design(same=["truncation=score"])
     with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
-        refuse_idle_arms(design, cells_of(design))
-    with pytest.raises(ValueError, match=r"there are two cells run seed=3: remove one"):
+        refuse_no_op_arms(design, cells_of(design))
+    with pytest.raises(ValueError, match=r"two runs are called run seed=3: remove one"):
         share_runs(cells_of(None, *WORLD, "seed=3,4,3"))
     assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
 
@@ -343,7 +343,7 @@ def lagging(axis: str = "steps") -> Design:
 def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp_path: Path) -> None:
     design = lagging()
     cells = share_runs(cells_of(design), design.axis)
-    refuse_idle_arms(design, cells)  # it can differ with a lag
+    refuse_no_op_arms(design, cells)  # it can differ with a lag
     shared = {cell.plan.title: cell.same_as for cell in cells if cell.same_as}
     assert shared == {
         f"{arm} {lag} seed={seed}": f"{maker} {lag} seed={seed}"
@@ -368,7 +368,7 @@ def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp
 
 
 def planned_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells before any was shared."""
+    """The runs before any was shared."""
     return [
         replace(cell, same_as="", folder=cell.folder.parents[1] / overridden(cell) / cell.folder.name) for cell in cells
     ]
@@ -386,7 +386,7 @@ def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
     (cell,) = cells_of(None, *words)
     config = compose_config([*words, f"runs_dir={tmp_path}", "convention.std_ddof=1"])
     assert start(config, cell.folder.parent.name, {}, ["test"]) == cell.folder
-    with pytest.raises(ValueError, match=r"(?s)no cell was started.*run seed=0: .*scale\.ddof: 1 there, 0 now"):
+    with pytest.raises(ValueError, match=r"(?s)no run was started.*run seed=0: .*scale\.ddof: 1 there, 0 now"):
         cells_of(None, *words, "seed=0,1")
 
 
@@ -397,7 +397,7 @@ def test_a_sweep_for_other_machines_needs_no_gpu_where_it_starts(
 ) -> None:
     words = (*WORLD, "device=cuda:99", f"runs_dir={tmp_path}", "hydra.sweeper.dry_run=true")
     multirun(*words, f"hydra/launcher={launcher}")
-    assert "1 cells; none is started" in capfd.readouterr().err
+    assert "1 runs; none is started" in capfd.readouterr().err
     with pytest.raises(SystemExit, match=r"device=cuda:99, but torch sees \d+ CUDA devices"):
         multirun(*words)
 
@@ -411,7 +411,7 @@ def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
     start(compose_config([*words, f"runs_dir={tmp_path}"]), cell.folder.parent.name, {}, ["test"])
     described = json.loads((cell.folder / "run.json").read_text())
     described["identity"]["device"] = "cuda" if described["identity"]["device"] == "cpu" else "cpu"
-    write_json(cell.folder / "run.json", sealed({key: described[key] for key in described if key != SEAL}))
+    write_json(cell.folder / "run.json", with_checksum({key: described[key] for key in described if key != CHECKSUM}))
     with pytest.raises(ValueError, match=r"holds a run with another configuration by its run\.json \(device: "):
         cells_of(None, *words)
     with planned_elsewhere(True):
@@ -423,7 +423,7 @@ def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
 
 @pytest.mark.extended
 def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) -> None:
-    """Bases are composed once, as seeds are; each cell must still have its own."""
+    """Bases are composed once, as seeds are; each run must still have its own."""
     words = ("world=sums", "tracking=none", "truncation=score,mask_after")
     together = cells_of(None, *words, "model.base=0,2,1", "seed=3,4")
     assert len(together) == 12 and {cell.run.model.base for cell in together} == {0, 1, 2}
@@ -437,7 +437,7 @@ def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) ->
 
 
 def test_a_value_that_follows_the_seed_follows_each_cell(cells_of: Callable) -> None:
-    """Cells of one composition share its values, but for those that refer to what tells the cells apart."""
+    """Runs of one composition share its values, but for those that refer to what tells the runs apart."""
     cells = cells_of(None, "world=sums", "task.seed=${seed}", "seed=0,1,2")
     assert [cell.run.task.seed for cell in cells] == [0, 1, 2]
 
@@ -446,7 +446,7 @@ def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: py
     runs = tmp_path / "runs"
     multirun(*WORLD, "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
-    assert "4 cells; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
+    assert "4 runs; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
     assert not runs.exists()
 
 
@@ -460,11 +460,11 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     )
     multirun(*WORLD, *words, "seed=0", "correction=none")
     said = capfd.readouterr().err
-    assert "all 1 cells are finished" in said and "run seed=0 (a run on its own)" in said
+    assert "all 1 runs are finished" in said and "run seed=0 (a run on its own)" in said
     multirun(*WORLD, *words, "seed=0", "correction=none,tis_token")
     out, said = capfd.readouterr()
     assert "correction=tis_token seed=0 is the same run as correction=none seed=0: it runs once" in said
-    assert "all 2 cells are finished" in said
+    assert "all 2 runs are finished" in said
     assert "minus correction=none  1  +0.000" in out and out.endswith("Settings in which the arms differ: 0.\n\n")
     assert not (folder / "output.log").exists(), "no process was started"
 
@@ -485,7 +485,7 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
 def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
     with pytest.raises(IncompatibleRun, match="arm arm cannot differ from plain") as refused:
-        refuse_idle_arms(design, cells_of(design))
+        refuse_no_op_arms(design, cells_of(design))
     assert f"{arm[0].split('=')[0]}=" in str(refused.value) and "Remedy" in str(refused.value)
 
 
@@ -507,7 +507,7 @@ def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callabl
 )
 def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
-    refuse_idle_arms(design, cells_of(design))
+    refuse_no_op_arms(design, cells_of(design))
 
 
 IDLE = {
@@ -518,7 +518,7 @@ IDLE = {
     "old_policy_is_ignored": (["updates=one", "surrogate=reinforce"], "old_policy=sampler"),
     "sampler_is_the_old_policy": ([], "old_policy=sampler"),
     "survivors_are_everyone": ([], "denominator=survivors"),
-    "nothing_is_charged": (["baseline=none", "scale=none"], "baseline=return_to_go"),
+    "return_to_go_without_token_penalty": (["baseline=none", "scale=none"], "baseline=return_to_go"),
     "nothing_to_correct": ([], "correction=tis_token"),
     "nothing_to_reject": ([], "rejection=token_k3"),
     "share_is_one": (["group_filter=drop", "scale=none"], "scale=informative_share"),
@@ -540,7 +540,7 @@ TRAINED = ("clip_cannot_act", "nothing_to_correct")
     [
         pytest.param(rule, id=rule.name, marks=() if rule.name in TRAINED else pytest.mark.extended)
         for rule in WARNINGS
-        if rule.idles
+        if rule.no_op
     ],
 )
 def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
@@ -578,7 +578,7 @@ def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
 def test_a_cell_is_the_run_that_its_words_give_by_hand(
     words: list[str], swept: str, values: list[str], cells_of: Callable, tiny_base: Path, tmp_path: Path
 ) -> None:
-    """The cell's own process composes what was checked, and finds what was run by hand in the same folder."""
+    """The run's own process composes what was checked, and finds what was run by hand in the same folder."""
     (tmp_path / "a model").symlink_to(tiny_base)
     words = [*WORLD, *(word.replace("MODEL", str(tmp_path / "a model")) for word in words)]
     typed = [*words, f"{swept}={','.join(values)}"]
@@ -651,7 +651,7 @@ def test_a_changed_declaration_is_added_and_drops_the_cells_it_cannot_reach(tmp_
     changed = read_sweep(folder)
     assert [cell.arm for cell in changed.cells] == ["b", "c"]
     told = [(entry["fingerprint"], entry["cells_started_before"]) for entry in changed.declared]
-    assert told == [("f", 0), ("g", 1)], "one of its cells had been started when it was declared"
+    assert told == [("f", 0), ("g", 1)], "one of its runs had been started when it was declared"
     assert all(entry["at"].endswith("Z") for entry in changed.declared)
     record(tmp_path, ["b"], ["b", "c"], "f")
     assert [entry["fingerprint"] for entry in read_sweep(folder).declared] == ["f", "g", "f"], "no history is rewritten"
@@ -660,14 +660,14 @@ def test_a_changed_declaration_is_added_and_drops_the_cells_it_cannot_reach(tmp_
 def test_where_a_sweep_stands(tmp_path: Path) -> None:
     folder = record(tmp_path, ["a", "b"], None)
     one, other = (tmp_path / name / "seed=0" for name in "ab")
-    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "no cell has been started"
+    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "no run has been started"
     with RunLog(one) as log:
         assert sweep_status(folder, read_sweep(folder)) == "RUNNING"
         log.mark_done({})
     assert cell_states(folder, read_sweep(folder)) == {"a/seed=0": "done", "b/seed=0": "new"}
     with RunLog(other) as log:
         log.mark_error(KeyboardInterrupt())
-    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "a cell that was interrupted has not failed"
+    assert sweep_status(folder, read_sweep(folder)) == "KILLED", "a run that was interrupted has not failed"
     (other / STOP).touch()
     assert sweep_status(folder, read_sweep(folder)) == "KILLED", "nor has one that was stopped"
     with RunLog(other) as log:
@@ -688,9 +688,9 @@ def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again
     with RunLog(other) as log:
         log.mark_done({})
     assert has_ended(other) and sweep_status(folder, read_sweep(folder)) == "FINISHED"
-    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
+    display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
     job = Job("dry", ("no_such_key=1",), one, "steps", 1.0, 1)
-    assert run_jobs([job], LocalBackend(1, []), 30.0, board) == [None] and not (one / "output.log").exists()
+    assert run_jobs([job], LocalBackend(1, []), 30.0, display) == [None] and not (one / "output.log").exists()
     with RunLog(one) as log:
         log.begin()
     assert not has_ended(one), "an attempt that somebody started by hand goes on"
@@ -720,29 +720,29 @@ def log_to(folder: Path, steps: Sequence[int]) -> None:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boards that look whenever they are asked."""
-    monkeypatch.setattr("grpo_lab.sweeps.board._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("grpo_lab.sweeps.progress_display._LOOK_SECONDS", 0.0)
 
 
 def test_a_log_gets_a_line_for_the_sweep_now_and_then_and_one_for_each_cell_that_ends(
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
-    first, second = (WatchedCell(f"[arm] seed={seed}", tmp_path / str(seed), "steps", 4.0) for seed in (0, 1))
-    with Board("probe", 5, 1, Terminal(file=written, width=40)) as board:
-        board.start(first)
-        board.start(second)
+    first, second = (WatchedRun(f"[arm] seed={seed}", tmp_path / str(seed), "steps", 4.0) for seed in (0, 1))
+    with ProgressDisplay("probe", 5, 1, Terminal(file=written, width=40)) as display:
+        display.start(first)
+        display.start(second)
         log_to(tmp_path / "0", range(3))
-        board.refresh()
-        board.refresh()  # too soon for another line
-        assert board.summary().startswith("1 of 5 done, 2 running, 2 waiting, ")
+        display.refresh()
+        display.refresh()  # too soon for another line
+        assert display.summary().startswith("1 of 5 done, 2 running, 2 waiting, ")
         log_to(tmp_path / "0", range(3, 5))
-        board.end(first, None)
-        board.end(second, "killed by SIGKILL (see output.log)")
+        display.end(first, None)
+        display.end(second, "killed by SIGKILL (see output.log)")
     begun, summary, done, failed = written.getvalue().splitlines()
-    assert begun == "probe: 5 cells, 1 finished before" and summary.startswith("1 of 5 done, 2 running")
+    assert begun == "probe: 5 runs, 1 finished before" and summary.startswith("1 of 5 done, 2 running")
     assert done.startswith("done   [arm] seed=0: step    4  reward 0.500") and done.endswith("(0m00s)")
     assert failed == "failed [arm] seed=1: killed by SIGKILL (see output.log)  (0m00s)"
-    assert board.summary().startswith("2 of 5 done, 2 waiting, 1 failed, ")
+    assert display.summary().startswith("2 of 5 done, 2 waiting, 1 failed, ")
 
 
 def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_ended(
@@ -750,40 +750,40 @@ def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_e
 ) -> None:
     written = io.StringIO()
     console = Terminal(file=written, width=80, force_terminal=True, legacy_windows=False)
-    cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
-    with Board("probe", 2, 0, console) as board:
-        board.start(cell)
+    cell = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
+    with ProgressDisplay("probe", 2, 0, console) as display:
+        display.start(cell)
         log_to(tmp_path, range(3))
-        board.refresh()
-        board.live.refresh()
+        display.refresh()
+        display.live.refresh()
         shown = written.getvalue()
-        board.end(cell, None)
+        display.end(cell, None)
     assert "0 of 2 done, 1 running, 1 waiting, " in shown and "━" in shown
     assert "mask_after constant seed=0" in shown and "step    2  reward 0.500" in shown
     assert "done   mask_after constant seed=0: step    2" in written.getvalue()[len(shown) :]
 
 
 def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Path) -> None:
-    cell = WatchedCell("mask_after constant seed=0", tmp_path, "steps", 4.0)
+    cell = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
     console = Terminal(file=io.StringIO(), width=30)
-    board = Board("probe", 2, 0, console)
-    board.start(cell)
+    display = ProgressDisplay("probe", 2, 0, console)
+    display.start(cell)
     log_to(tmp_path, range(3))
-    board.refresh()
+    display.refresh()
     console.file = written = io.StringIO()
-    console.print(board._picture())
-    assert len(written.getvalue().splitlines()) == 2, "one for the sweep and one for the cell"
+    console.print(display._picture())
+    assert len(written.getvalue().splitlines()) == 2, "one for the sweep and one for the run"
 
 
 def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path) -> None:
-    board = Board("probe", 4, 1, Terminal(file=io.StringIO()))
-    cell = WatchedCell("a", tmp_path, "steps", 4.0)
-    board.start(cell)
-    assert "left" not in board.summary(), "nothing to go by yet"
+    display = ProgressDisplay("probe", 4, 1, Terminal(file=io.StringIO()))
+    cell = WatchedRun("a", tmp_path, "steps", 4.0)
+    display.start(cell)
+    assert "left" not in display.summary(), "nothing to go by yet"
     log_to(tmp_path, range(3))
-    board.refresh()
-    board._began -= 60  # half a cell took a minute, and two and a half are left
-    assert board.summary().endswith("5m00s left")
+    display.refresh()
+    display._began -= 60  # half a run took a minute, and two and a half are left
+    assert display.summary().endswith("5m00s left")
 
 
 @pytest.mark.parametrize("saved", [5, 3])
@@ -791,64 +791,64 @@ def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: No
     """It goes on from its checkpoint, and steps behind that are computed again."""
     log_to(tmp_path, range(6))
     (tmp_path / "checkpoints" / f"step={saved:06d}").mkdir(parents=True)
-    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
-    board.start(WatchedCell("a", tmp_path, "steps", 10.0))
-    board.refresh()
+    display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
+    display.start(WatchedRun("a", tmp_path, "steps", 10.0))
+    display.refresh()
     with RunLog(tmp_path) as log:
         log.rewind(len(b"".join((tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[: saved + 1])))
     log_to(tmp_path, [saved + 1])
-    board.refresh()
-    board._began -= 60  # one step took a minute
-    assert board.summary().endswith(f"{9 - saved}m00s left")
+    display.refresh()
+    display._began -= 60  # one step took a minute
+    assert display.summary().endswith(f"{9 - saved}m00s left")
 
 
 def test_cells_that_another_sweep_finished_or_a_user_stopped_are_no_work_of_this_one(
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
-    board = Board("probe", 4, 0, Terminal(file=written))
-    cells = [WatchedCell(name, tmp_path / name, "steps", 10.0) for name in "abcd"]
+    display = ProgressDisplay("probe", 4, 0, Terminal(file=written))
+    cells = [WatchedRun(name, tmp_path / name, "steps", 10.0) for name in "abcd"]
     log_to(tmp_path / "a", range(11))
-    board.end(cells[0], None)  # it was never started here
+    display.end(cells[0], None)  # it was never started here
     for cell in cells[1:]:
-        board.start(cell)
+        display.start(cell)
     log_to(tmp_path / "b", range(6))
-    board.refresh()
-    board._began -= 60  # half a cell took a minute, and two and a half are left
-    assert board.summary() == "1 of 4 done, 3 running, 5m00s left"
+    display.refresh()
+    display._began -= 60  # half a run took a minute, and two and a half are left
+    assert display.summary() == "1 of 4 done, 3 running, 5m00s left"
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / STOP).touch()
-    board.end(cells[2], "stopped by grpo-lab stop: no step was trained yet")
-    assert board.summary() == "1 of 4 done, 2 running, 1 stopped, 3m00s left" and board.failed == 0
+    display.end(cells[2], "stopped by grpo-lab stop: no step was trained yet")
+    assert display.summary() == "1 of 4 done, 2 running, 1 stopped, 3m00s left" and display.failed == 0
     assert written.getvalue().splitlines()[-1].startswith("stopped c: stopped by grpo-lab stop: ")
 
 
 def test_a_cell_shows_what_takes_it_long(eager: None, tmp_path: Path) -> None:
     note, cell = (
         "step 0: evaluating, heldout: question 3 of 8, 9 of 24 in all, 0m20s left",
-        WatchedCell("a", tmp_path, "steps", 10.0),
+        WatchedRun("a", tmp_path, "steps", 10.0),
     )
-    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
-    board.start(cell)
+    display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
+    display.start(cell)
     assert cell.line == "starting"
     (tmp_path / ACTIVITY).write_text(note)
-    board.refresh()
+    display.refresh()
     assert cell.line == note
     log_to(tmp_path, range(2))
-    board.refresh()
+    display.refresh()
     assert cell.line.startswith("step    1  reward 0.500") and cell.line.endswith(f"  {note}")
-    board.end(cell, None)
+    display.end(cell, None)
     assert not cell.activity, "it has ended"
 
 
 def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("not json\n")
-    cell = WatchedCell("a", tmp_path, "steps", 10.0)
-    board = Board("probe", 1, 0, Terminal(file=io.StringIO()))
-    board.start(cell)
-    board.refresh()
-    board.end(cell, "metrics.jsonl has a line that is not JSON")
-    assert board.failed == 1
+    cell = WatchedRun("a", tmp_path, "steps", 10.0)
+    display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
+    display.start(cell)
+    display.refresh()
+    display.end(cell, "metrics.jsonl has a line that is not JSON")
+    assert display.failed == 1
 
 
 def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tuning: what is declared and refused, the search itself, and trials before the first cell."""
+"""Tuning: what is declared and refused, the search itself, and trials before the first run."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def plan(compose: Callable, tmp_path: Path) -> Callable[..., Search]:
 
 
 class Launcher:
-    """Runs cells by writing what a run would have logged: a made-up accuracy that follows from its numbers."""
+    """Executes runs by writing what a run would have logged: a made-up accuracy that follows from its numbers."""
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.started: list[str] = []
@@ -251,7 +251,7 @@ class Launcher:
             with RunLog(cell.folder) as log:
                 for step in (0, 1, 2):
                     log.write_step(step, {"budget/steps": step, HELDOUT: accuracy if step else 0.3}, {})
-                log.mark_done({"inert": [], "steps": 2})
+                log.mark_done({"no_ops": [], "steps": 2})
         return [JobReturn(status=JobStatus.COMPLETED) for _ in todo]
 
 
@@ -295,7 +295,7 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     run_tuning(console, elsewhere, Launcher())
     assert elsewhere.chosen() == chosen, "as a search that was never killed"
 
-    # Judged cells have the numbers; another budget of trials goes on from these.
+    # Judged runs have the numbers; another budget of trials goes on from these.
     settled = search.settled()
     words = [settled(one).overrides for one in plan_cells(design, [])]
     assert all(f"{RATE}={chosen[position % 2].chosen.numbers[RATE]!r}" in own for position, own in enumerate(words))
@@ -317,7 +317,7 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     (title, trials, planned), (_, cells, judged) = stages_of_sweep(runs, "tuned")
     assert summary(title, trials, planned) == "tuned, tuning: 16 of 16 done"
     assert summary("tuned", cells, judged) == "tuned: 0 of 4 done" and trials[0].title == "plain trial=1 seed=100"
-    with pytest.raises(ValueError, match="tuned has no cells yet: its arms are being tuned"):
+    with pytest.raises(ValueError, match="tuned has no runs yet: its arms are being tuned"):
         load_sweep(runs, "tuned")
 
 
@@ -369,7 +369,7 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
             (cell.folder / STOP).touch()
         return [JobReturn(status=JobStatus.FAILED) for _ in todo]
 
-    with pytest.raises(ValueError, match="no cell was started, because trials were stopped; the same command"):
+    with pytest.raises(ValueError, match="no run was started, because trials were stopped; the same command"):
         run_tuning(Terminal(quiet=True), plan(declare()), stopped)
 
     def collapses(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
@@ -463,7 +463,7 @@ def test_a_dry_run_says_what_is_tuned_and_starts_nothing(experiment: Path, capfd
     tuned_sweep(experiment / "runs", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
     assert "2 trials of each of 2 arms on 1 seed, which are 4 runs, 0 of them finished" in said
-    assert f"{NAME}: 2 cells; none is started" in said and not (experiment / "runs").exists()
+    assert f"{NAME}: 2 runs; none is started" in said and not (experiment / "runs").exists()
     with pytest.raises(SystemExit, match=f"error: design.tuning chooses {RATE}, and so does"):
         tuned_sweep(experiment / "runs", f"{RATE}=1e-3")
 
@@ -508,7 +508,7 @@ def test_a_tuned_sweep_that_is_killed_ends_with_the_record_of_one_that_is_not(
     capfd.readouterr()
     tuned_sweep(killed)
     said = capfd.readouterr().err
-    assert f"{NAME}: all 2 cells are finished" in said and "tuning, trials" not in said, "nothing is run again"
+    assert f"{NAME}: all 2 runs are finished" in said and "tuning, trials" not in said, "nothing is run again"
 
 
 OBJECTIVE = (*WORLD, "problems_per_step=4", "budget.amount=1", "objective=reward/mean")

@@ -32,7 +32,7 @@ from grpo_lab.tasks.arithmetic import (
     build_tokenizer,
 )
 from grpo_lab.tasks.cache import cache_root
-from grpo_lab.tasks.card_base import CardBase
+from grpo_lab.tasks.gpu_base import GpuBase
 from grpo_lab.tasks.templates import Plain
 from grpo_lab.tasks.verifiers import ExactAnswer, Lenient, Strict
 from grpo_lab.tasks.warm_start import ArithmeticBase, draw_example, encode_slice
@@ -469,14 +469,14 @@ def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase)
 
 
 def test_a_card_base_is_the_same_recipe_under_a_name_of_its_own(hurried: ArithmeticBase) -> None:
-    there = CardBase(**asdict(hurried), device="cpu")
+    there = GpuBase(**asdict(hurried), device="cpu")
     assert (there.place, hurried.place) == ("cpu", "cpu") and there.key() != hurried.key()
     assert there.key() != replace(there, device="cuda").key(), "each kind of device has bits of its own"
     ours, theirs = ((recipe.resolve() / "model.safetensors").read_bytes() for recipe in (hurried, there))
     assert ours == theirs
     with pytest.raises(ValueError, match="device must be cpu, cuda or cuda:<number>, got tpu"):
         replace(there, device="tpu")
-    assert from_yaml(CardBase, "model/arithmetic_large").place == "cuda"
+    assert from_yaml(GpuBase, "model/arithmetic_large").place == "cuda"
 
 
 def test_the_folder_holds_a_model_its_recipe_and_its_report(hurried: ArithmeticBase) -> None:

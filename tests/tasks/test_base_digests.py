@@ -14,7 +14,7 @@ from grpo_lab.tasks import shipped as bases
 from grpo_lab.tasks.hub import find_model
 from grpo_lab.tasks.shipped import find_shipped, shipped
 from grpo_lab.tasks.warm_start import ArithmeticBase
-from grpo_lab.tracking.whole import MANIFEST, sealed
+from grpo_lab.tracking.checksums import MANIFEST, with_checksum
 
 RECIPES = {base.file: ArithmeticBase.from_written(base.recipe) for base in shipped()}
 KINDS = sorted({file.rpartition("-")[0] for file in RECIPES})
@@ -160,7 +160,7 @@ def test_digests_that_were_edited_or_emptied_are_refused() -> None:
     manifest.write_text("{}")
     with pytest.raises(ValueError, match=f"{manifest} has no digest"):
         recipe.resolve()
-    assert sealed(content) == content, "and it held one"
+    assert with_checksum(content) == content, "and it held one"
 
 
 def test_a_merged_adapter_that_changed_in_the_cache_is_refused(

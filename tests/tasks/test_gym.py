@@ -13,10 +13,10 @@ from sampling import asked
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import to_run
 from grpo_lab.tasks.base import SPLITS
-from grpo_lab.tasks.gym import GymScore, Place, ReasoningGym, create, score
+from grpo_lab.tasks.gym import AnswerPosition, GymScore, ReasoningGym, create, score
 from grpo_lab.types import Problem
 
-marked = GymScore(1.0, 0.0, Place.marked, threshold=1.0, seconds=30.0, workers=2)
+marked = GymScore(1.0, 0.0, AnswerPosition.marked, threshold=1.0, seconds=30.0, workers=2)
 
 
 def task_of(family: str, *overrides: str) -> ReasoningGym:
@@ -108,17 +108,17 @@ def test_mistaken_families_and_settings_are_refused(change: dict[str, object], m
 @pytest.mark.parametrize(
     ("place", "text", "answer"),
     [
-        (Place.marked, r"so \boxed{12}", "12"),
-        (Place.marked, "<answer> 12\n</answer>.", "12"),
-        (Place.marked, "12", ""),
-        (Place.last_line, "working\n\n 12 \n", "12"),
-        (Place.last_line, "\n", ""),
-        (Place.last_number, "3 and 4 make 1,234.50 apples.", "1234.50"),
-        (Place.last_number, "minus five is -5.", "-5"),
-        (Place.last_number, "none", ""),
+        (AnswerPosition.marked, r"so \boxed{12}", "12"),
+        (AnswerPosition.marked, "<answer> 12\n</answer>.", "12"),
+        (AnswerPosition.marked, "12", ""),
+        (AnswerPosition.last_line, "working\n\n 12 \n", "12"),
+        (AnswerPosition.last_line, "\n", ""),
+        (AnswerPosition.last_number, "3 and 4 make 1,234.50 apples.", "1234.50"),
+        (AnswerPosition.last_number, "minus five is -5.", "-5"),
+        (AnswerPosition.last_number, "none", ""),
     ],
 )
-def test_where_an_answer_stands(place: Place, text: str, answer: str) -> None:
+def test_where_an_answer_stands(place: AnswerPosition, text: str, answer: str) -> None:
     assert replace(marked, place=place).answer(text).strip() == answer
 
 

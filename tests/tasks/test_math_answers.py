@@ -630,7 +630,7 @@ def test_what_the_grader_failed_on_is_out_of_statistics_and_loss() -> None:
     graded = grade(rollouts, texts, reward, [])
     failed = torch.tensor([[False, False, True, False], [True, True, False, True]])
     assert graded.failed is not None and torch.equal(graded.failed, failed)
-    assert torch.equal(graded.counted, ~failed) and torch.equal(graded.trained, ~failed)
+    assert torch.equal(graded.in_statistics, ~failed) and torch.equal(graded.in_loss, ~failed)
     assert graded.outcome.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
     assert graded.reward.tolist() == [[1, -1, 0, -1], [0, 0, -1, 0]]
     assert torch.equal(graded.verdict.isnan(), failed)

@@ -148,7 +148,7 @@ def test_numbers_of_any_type_that_equal_0_or_1_are_outcomes_and_nothing_else_is(
 def test_a_response_that_cannot_be_graded_is_neither_right_nor_wrong() -> None:
     given = (1.0, math.nan, 0.0)
     found = graded(MayFail(1.0, 0.0, given))
-    assert found.counted.tolist() == [[True, False, True]] and math.isnan(found.verdict[0, 1])
+    assert found.in_statistics.tolist() == [[True, False, True]] and math.isnan(found.verdict[0, 1])
     with pytest.raises(ValueError, match=r"^Own could not grade the response 'half' \(NaN\).*may_fail: ClassVar"):
         graded(Own(1.0, 0.0, given))
 

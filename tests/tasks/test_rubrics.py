@@ -222,7 +222,7 @@ def test_a_score_that_cannot_be_read_fails_the_response_and_nothing_else(server:
     )
     graded = grade(replace(make_rollouts([2, 2, 2], 3), problems=(SIX,)), ["#6", "ab", "aa"], both, [])
     assert graded.failed is not None and graded.failed.tolist() == [[False, True, False]]
-    assert graded.counted.tolist() == graded.trained.tolist() == [[True, False, True]]
+    assert graded.in_statistics.tolist() == graded.in_loss.tolist() == [[True, False, True]]
     assert graded.reward.tolist() == [[1.0, 0.0, 1.0]] and graded.outcome.tolist() == [[1.0, 0.0, 0.0]]
 
 

@@ -35,7 +35,7 @@ from grpo_lab.policy.model_folder import context_length, fingerprint, stop_token
 from grpo_lab.policy.models import load_model
 from grpo_lab.tasks import smollm2
 from grpo_lab.tasks.smollm2 import Smollm2
-from grpo_lab.tracking.whole import MANIFEST
+from grpo_lab.tracking.checksums import MANIFEST
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import NoiseKey, Request, SamplingParams, StopReason
 

@@ -87,7 +87,7 @@ def test_a_response_that_one_part_failed_on_is_in_no_statistic(outcome_of: str) 
     wrong = {"strict": STRICT, "frail": frail}[outcome_of].wrong
     both = Weighted(1.0, wrong, {"strict": STRICT, "frail": frail}, {"strict": 1.0, "frail": 1.0}, outcome_of)
     graded = grade(replace(make_rollouts([3, 2, 1], 3), problems=(SIX,)), TEXTS, both, [])
-    assert graded.counted.tolist() == graded.trained.tolist() == [[True, True, False]]
+    assert graded.in_statistics.tolist() == graded.in_loss.tolist() == [[True, True, False]]
     assert graded.failed is not None and graded.failed.tolist() == [[False, False, True]]
     assert graded.reward.tolist() == [[2.0, -1.0, 0.0]] and graded.verdict.isnan().tolist() == [[False, False, True]]
     assert all(torch.equal(part[0, 2], torch.tensor(0.0).double()) for part in graded.components.values())

@@ -14,7 +14,7 @@ from planted_harness import SUITE, plant_result
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.harness_results import current_results, outdated, protocols, result_path, suite_of
 from grpo_lab.tracking.metrics import find, harness_of
-from grpo_lab.tracking.mlflow_mirror import sync
+from grpo_lab.tracking.mlflow_exporter import sync
 from grpo_lab.tracking.run_log import RunLog
 
 

@@ -32,9 +32,9 @@ from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.tracking.arm_means import arm_means
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.tracking.mlflow_exporter import sync_all
 from grpo_lab.tracking.mlflow_params import parameters
-from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, mirrored_at, sync_sweep
+from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, exported_to, sync_sweep
 from grpo_lab.tracking.mlflow_ui import _pages
 from grpo_lab.tracking.mlflow_view import VIEW_LENGTH, VIEW_TAG, runs_path, saved_view, sweep_tag, view_path, view_state
 from grpo_lab.tracking.run_log import RunLog
@@ -75,7 +75,7 @@ def write_cell(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[fl
             if step in (0, 2):
                 metrics |= {"eval/heldout/accuracy": (reward or 0.0) / 2, "eval/downstream/accuracy": 0.25}
             log.write_step(step, {"budget/steps": step, "budget/sampled_tokens": 9 * step, **metrics}, {})
-        log.mark_done({"inert": []})
+        log.mark_done({"no_ops": []})
     return CellRecord(arm, "", seed, f"{arm}/seed={seed}")
 
 
@@ -85,7 +85,7 @@ def record(runs: Path, name: str, cells: Sequence[CellRecord], uri: str | None =
 
 
 def parent(client: MlflowClient, folder: Path) -> Any:
-    place = mirrored_at(folder)
+    place = exported_to(folder)
     assert place is not None
     return client.get_run(place.run_id)
 
@@ -332,7 +332,7 @@ def test_the_sweep_carries_question_table_verdict_and_figures(small: Path, clien
     texts = {"sweep.json", "verdict.txt", "arms.txt", "arms.md", "arms.csv"}
     assert kept == texts | {"figures/small.png"}
     folder = Path(client.download_artifacts(found.info.run_id, ""))
-    assert "not resolved: +helps is above base" in (folder / "verdict.txt").read_text()
+    assert "not significant: +helps is above base" in (folder / "verdict.txt").read_text()
     assert (folder / "figures/small.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -579,7 +579,7 @@ def test_the_pages_draw_curves_in_a_browser(small: Path, store: Path, tmp_path: 
     """The page of a sweep draws a curve for each arm, and the experiment's page those of the sweep's own run."""
     sync_all(small, f"sqlite:///{store}", sweep_results)
     port, key = free_port(), read_sweep(small / "sweeps/small").key
-    place = mirrored_at(small / "sweeps/small")
+    place = exported_to(small / "sweeps/small")
     assert place is not None
     from playwright.sync_api import Page, expect, sync_playwright
 

@@ -16,8 +16,8 @@ from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.config.run_name import run_name
 from grpo_lab.harness.command import suites_of
 from grpo_lab.sweeps.cells import sweep_name
+from grpo_lab.tracking.external import _kept
 from grpo_lab.tracking.files import atomic_write
-from grpo_lab.tracking.foreign import _kept
 from grpo_lab.tracking.mlflow_view import plain_name
 from grpo_lab.tracking.names import folder_name
 from grpo_lab.tracking.run_log import MAX_NAME_LENGTH, NAME
@@ -44,7 +44,7 @@ NAMES: dict[str, Callable[[str], str]] = {
     "config/run_name.py run_name": lambda value: run_name("plain", [f"model.path={quoted(value)}", "seed=1"]),
     "sweeps/cells.py sweep_name": lambda value: sweep_name(None, [f"model.path={quoted(value)}"]),
     "tracking/mlflow_view.py _cleaned": lambda value: plain_name(f"reward.weights.{value}"),
-    "tracking/foreign.py _kept": lambda value: _kept(f"reward/{value}"),
+    "tracking/external.py _kept": lambda value: _kept(f"reward/{value}"),
 }
 # Where characters are dropped and the result identifies nothing, or is refused if it was taken.
 OTHERS = {
@@ -110,7 +110,7 @@ def test_a_name_that_loses_nothing_is_what_it_was() -> None:
     )
     long = run_name("plain", [f"task.key{number}={number}" for number in range(40)])
     assert long.endswith("-3b296ba6") and len(long) == 120
-    assert _kept("rewards/accuracy_reward/mean") == "foreign/rewards.accuracy_reward.mean"
+    assert _kept("rewards/accuracy_reward/mean") == "external/rewards.accuracy_reward.mean"
     assert plain_name("optimizer.learning_rate") == "optimizer.learning_rate"
 
 

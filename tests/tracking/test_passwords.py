@@ -16,11 +16,11 @@ from sweep_processes import multirun
 
 from grpo_lab.run.identity import check_folder
 from grpo_lab.sweeps.cells import STORE
+from grpo_lab.tracking.checksums import with_checksum
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.mlflow_mirror import sync_all
+from grpo_lab.tracking.mlflow_exporter import sync_all
 from grpo_lab.tracking.mlflow_sender import Sender
 from grpo_lab.tracking.passwords import has_password, masked, without_mask
-from grpo_lab.tracking.whole import sealed
 
 SECRET = "hunter2"
 
@@ -50,13 +50,13 @@ def test_only_passwords_are_masked(text: str, shown: str | None) -> None:
 def test_an_address_without_its_password_connects_with_that_of_the_environment(tmp_path: Path) -> None:
     assert without_mask("postgresql://me:***@host/db") == "postgresql://me@host/db"
     described = {"tracking": {"uri": "http://me:***@host", "experiment": "e"}, "run_key": "k"}
-    write_json(tmp_path / "run.json", sealed(described))
+    write_json(tmp_path / "run.json", with_checksum(described))
     assert Sender(tmp_path).uri == "http://me@host" and Sender(tmp_path, f"http://me:{SECRET}@host").uri.count(SECRET)
 
 
 def test_a_run_with_a_password_elsewhere_is_still_that_run(tmp_path: Path) -> None:
     identity = {"reward.url": f"http://judge:{SECRET}@host"}
-    write_json(tmp_path / "run.json", sealed(masked({"identity": identity, "run_key": "k"})))
+    write_json(tmp_path / "run.json", with_checksum(masked({"identity": identity, "run_key": "k"})))
     assert SECRET not in (tmp_path / "run.json").read_text()
     assert check_folder(tmp_path, identity)["run_key"] == "k"
     with pytest.raises(ValueError, match="another configuration"):
@@ -101,9 +101,9 @@ def test_a_sweep_connects_with_a_password_and_writes_it_nowhere(
         finally:
             os.environ.pop(STORE, None)
         expected = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
-        assert before >= 2 and set(given) == {expected}, "the sweep and its cell asked with the password"
+        assert before >= 2 and set(given) == {expected}, "the sweep and its run asked with the password"
     said = "".join(capfd.readouterr()) + caplog.text
-    assert "all 1 cells are finished" in said and SECRET not in said
+    assert "all 1 runs are finished" in said and SECRET not in said
     assert len(list(tmp_path.glob("*/seed=0/DONE"))) == 1
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     holding = {path.name for path in files if b"me:***@127" in path.read_bytes()}

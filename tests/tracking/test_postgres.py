@@ -16,7 +16,7 @@ from short_runs import SMALL, run_in_process
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import mlflow_store
-from grpo_lab.tracking.mlflow_mirror import Mlflow, sync_all
+from grpo_lab.tracking.mlflow_exporter import Mlflow, sync_all
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 
 

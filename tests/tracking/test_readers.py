@@ -15,11 +15,11 @@ from grpo_lab.analysis.report.reader import read_rollouts
 from grpo_lab.analysis.sources.saved_data import load_data
 from grpo_lab.config.design import load_design
 from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.foreign import Chosen, read_prime_rl, read_trl
+from grpo_lab.tracking.checksums import read_checksummed, read_json, read_yaml
+from grpo_lab.tracking.external import Chosen, read_prime_rl, read_trl
 from grpo_lab.tracking.harness_results import read_result
 from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tracking.sweep_record import read_sweep
-from grpo_lab.tracking.whole import read_json, read_sealed, read_yaml
 
 PACKAGE = Path(__file__).resolve().parents[2] / "grpo_lab"
 REMEDY = r": .*(restore|mend|give|correct|remove|move|measure|write|begin with|keep|build)"
@@ -41,16 +41,18 @@ LINES = {"bytes": b'{"step": 1}\n\xff\n'}
 TABLE = {"bytes": b"PAR1 and so on", "empty": b"", "text": b"a,b\n1,2\n"}
 # What reads a file of people's or of a run, by the function that parses it: the file's name and how to read it.
 READERS: dict[str, tuple[str, dict[str, bytes], Callable[[Path], object]]] = {
-    "tracking/whole.py read_json": ("any.json", JSON, lambda path: read_json(path, "restore it")),
-    "tracking/whole.py read_sealed": ("any.json", JSON, lambda path: read_sealed(path, "restore it")),
-    "tracking/whole.py read_yaml": ("config.yaml", YAML, lambda path: read_yaml(path, "restore it")),
+    "tracking/checksums.py read_json": ("any.json", JSON, lambda path: read_json(path, "restore it")),
+    "tracking/checksums.py read_checksummed": ("any.json", JSON, lambda path: read_checksummed(path, "restore it")),
+    "tracking/checksums.py read_yaml": ("config.yaml", YAML, lambda path: read_yaml(path, "restore it")),
     "config/user_files.py check_yaml": ("any.yaml", {name: YAML[name] for name in YAML if name != "list"}, check_yaml),
     "config/design.py load_design": ("mine.yaml", YAML, load_design),
     "tracking/sweep_record.py read_sweep": ("sweep.json", JSON, lambda path: read_sweep(path.parent)),
     "tracking/harness_results.py read_result": ("step=000001.json", JSON, read_result),
     "tracking/run_reader.py parse_line": ("metrics.jsonl", LINES, lambda path: list(read_steps(path.parent))),
-    "tracking/foreign.py read_trl": ("trainer_state.json", JSON, lambda path: read_trl(path, Chosen())),
-    "tracking/foreign.py _row": ("metrics.jsonl", {"line": LINES["bytes"]}, lambda path: read_prime_rl(path, Chosen())),
+    "tracking/external.py read_trl": ("trainer_state.json", JSON, lambda path: read_trl(path, Chosen())),
+    "tracking/external.py _row": (
+        "metrics.jsonl", {"line": LINES["bytes"]}, lambda path: read_prime_rl(path, Chosen())
+    ),
     "analysis/report/reader.py read_rollouts": (
         "rollouts/step=000001.parquet", TABLE, lambda path: read_rollouts(path.parents[1])
     ),
@@ -65,7 +67,7 @@ OTHERS = {
     "harness/command.py": "what its worker says",
     "harness/worker.py": "what its command says, and what a harness holds",
     "sweeps/estimate.py": "runs that cannot be read are left out of an estimate",
-    "sweeps/status.py": "a damaged log is shown as the reason of its cell",
+    "sweeps/status.py": "a damaged log is shown as the reason of its run",
     "tracking/system_metrics.py": "a damaged line is left out: it is no part of the result",
     "tracking/run_log.py": "its own lines",
     "analysis/sources/cache.py": "a damaged cache is made again",
@@ -74,7 +76,7 @@ OTHERS = {
     "run/identity.py": "not a file",
     "rollout/pass_rates.py": "its own cache",
     "reproduce/record.py": "not a file",
-    "tracking/whole.py sealed": "not a file",
+    "tracking/checksums.py sealed": "not a file",
 }
 
 

@@ -1,4 +1,4 @@
-"""What older runs and declarations bear is read under today's names, and nothing is lost."""
+"""Older runs and declarations are read under today's names, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import pandas as pd
 import pytest
 from declared_experiments import saved_data
 
+from grpo_lab.analysis.report.reader import COLUMNS, TOKEN_COLUMNS, read_rollouts
 from grpo_lab.analysis.sources.sweep_data import LABELS, _under_todays_names
 from grpo_lab.config.run_config import RunConfig
+from grpo_lab.run.identity import recorded_identity
 from grpo_lab.tracking.metrics import REGISTRY, find
-from grpo_lab.tracking.renames import KEYS, METRICS, config_key, first_metric_name, metric_name
+from grpo_lab.tracking.renames import (
+    KEYS,
+    METRICS,
+    ROLLOUT_COLUMNS,
+    config_key,
+    first_metric_name,
+    metric_name,
+    with_done_fields,
+)
 from grpo_lab.tracking.run_reader import read_steps
 
 FAMILY = ("reward/kept_component/k1", "reward/in_loss_component/k1")
@@ -66,3 +76,24 @@ def test_saved_data_have_todays_names_alone(name: str) -> None:
     metrics = set(data.points.columns) - {*LABELS, "step"}
     assert "rollout/frac_zero_std" in metrics and not metrics & set(METRICS)
     assert not [metric for metric in metrics if metric.startswith("reward/kept_")]
+
+
+def test_records_of_a_finished_run_and_its_responses_are_read_under_todays_names(tmp_path: Path) -> None:
+    assert with_done_fields({"inert": ["kl"], "steps": 4}) == {"no_ops": ["kl"], "steps": 4}
+    (tmp_path / "rollouts").mkdir()
+    old = {name: ["x"] for name in (*COLUMNS, *TOKEN_COLUMNS, "tokens") if name not in ROLLOUT_COLUMNS.values()}
+    pd.DataFrame(old | {"trained": [True], "counted": [False]}).to_parquet(tmp_path / "rollouts/step=000003.parquet")
+    table = read_rollouts(tmp_path)
+    assert table["in_loss"].tolist() == [True] and table["in_statistics"].tolist() == [False]
+
+
+def test_active_fractions_of_before_are_read_and_declared_by_their_first_name() -> None:
+    assert metric_name("average/touched/scale") == "average/active_fraction/scale"
+    assert first_metric_name("average/active_fraction/scale") == "average/touched/scale"
+    assert metric_name("touched/surrogate") == "train/clip_fraction"
+
+
+def test_a_run_of_before_has_the_identity_of_the_same_run_today() -> None:
+    there = {"identity": {"model.class": "CardBase", "pace.class": "CostModel", "template.wish": 1, "device": "cpu"}}
+    today = {"model.class": "GpuBase", "cost_model.class": "CostModel", "template.target_length": 1, "device": "cpu"}
+    assert recorded_identity(there) == today

@@ -12,7 +12,7 @@ from mirrored_runs import query
 from processes import wait_until
 from short_runs import WORLD
 
-from grpo_lab.tracking.mlflow_mirror import sync
+from grpo_lab.tracking.mlflow_exporter import sync
 
 POINTS = "select key, step, value from metrics where key not like 'system/%' order by key, step"
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_lab import cli
-from grpo_lab.sweeps.board import Board, WatchedCell
+from grpo_lab.sweeps.progress_display import ProgressDisplay, WatchedRun
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
@@ -74,8 +74,8 @@ def test_progress_shows_names_as_they_are(terminal: bool, tmp_path: Path) -> Non
     with RunProgress(name, console) as progress:
         progress.show(1, 0.5, {"eval/heldout/accuracy": 0.5}, {})
         progress.live.refresh()
-    with Board(name, 1, 0, console) as board:
-        board.start(WatchedCell(f"{name} seed=0", tmp_path, "steps", 1.0))
+    with ProgressDisplay(name, 1, 0, console) as board:
+        board.start(WatchedRun(f"{name} seed=0", tmp_path, "steps", 1.0))
         board.refresh()
         board.end(board.running[0], HOSTILE)
     assert "[sums] a[/b]c" in written.getvalue() and f"{name} seed=0" in written.getvalue()

@@ -23,7 +23,7 @@ from short_runs import run_in_process
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.tracking import trackers
 from grpo_lab.tracking.final_metrics import final_metrics
-from grpo_lab.tracking.mlflow_mirror import Mirror, sync
+from grpo_lab.tracking.mlflow_exporter import Exporter, sync
 from grpo_lab.tracking.mlflow_sender import FolderSender, Sender
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import read_steps
@@ -127,8 +127,8 @@ def test_a_resumed_run_is_shown_whole_and_no_step_twice(
     if option == "trackio" and os.environ.get("TRACKIO_DIR", tracking.folder) != tracking.folder:
         pytest.skip("this process has trackio elsewhere")
 
-    def mirror() -> Mirror:
-        return Mirror(folder, 0.05, 60.0, tracking.sender, tracking.name, tracking.option)
+    def mirror() -> Exporter:
+        return Exporter(folder, 0.05, 60.0, tracking.sender, tracking.name, tracking.option)
 
     with RunLog(folder) as log:
         write_run_json(folder, None, config={"runs_dir": str(runs), "budget.axis": "sampled_tokens"})
@@ -195,7 +195,7 @@ def test_a_tracker_that_fails_costs_the_run_a_warning_and_a_replay_sends_the_res
     Path(tracking.folder).write_text("a file where a folder must be")
     with RunLog(folder) as log:
         write_run_json(folder, None, config={"runs_dir": str(runs)})
-        started = Mirror(folder, 0.05, 60.0, tracking.sender, tracking.name, tracking.option)
+        started = Exporter(folder, 0.05, 60.0, tracking.sender, tracking.name, tracking.option)
         started.start()
         log_steps(log, range(5))
         wait_until(lambda: caplog.records)
@@ -250,7 +250,7 @@ def test_samples_of_the_machine_go_beside_the_log_and_into_mlflow(store: Path, t
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
         write_run_json(folder, f"sqlite:///{store}")
-        mirror = Mirror(folder, 0.1, 60.0, system_metrics=0.05)
+        mirror = Exporter(folder, 0.1, 60.0, system_metrics=0.05)
         mirror.start()
         wait_until(lambda: len(read_samples(folder)) >= 3)
         log_steps(log, range(4))

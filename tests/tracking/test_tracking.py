@@ -30,7 +30,7 @@ from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.tracking import mlflow_store, provenance
 from grpo_lab.tracking.files import RunFolderBusyError, RunFolderError, atomic_write
-from grpo_lab.tracking.mlflow_mirror import Mirror, Mlflow, NoTracking, sync, sync_all
+from grpo_lab.tracking.mlflow_exporter import Exporter, Mlflow, NoTracking, sync, sync_all
 from grpo_lab.tracking.mlflow_store import check_uri, file_system, prepare_store
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import is_held, read_steps, run_status
@@ -365,7 +365,7 @@ def test_provenance_starts_four_processes_and_names_no_host(tmp_path: Path, monk
 
 def test_provenance_without_git_or_heavy_imports(tmp_path: Path) -> None:
     code = (
-        "import sys; from grpo_lab.tracking import mlflow_mirror, provenance;"
+        "import sys; from grpo_lab.tracking import mlflow_exporter, provenance;"
         f"from pathlib import Path; print(provenance.write(Path({str(tmp_path)!r}), [])['git']);"
         "print([name for name in ('torch', 'mlflow', 'transformers') if name in sys.modules])"
     )
@@ -387,7 +387,7 @@ def test_the_yaml_fills_its_class(tmp_path: Path, name: str, schema: type) -> No
         assert tracking.record() == {"uri": f"sqlite:///{tmp_path}/mlflow.db", "experiment": "grpo_lab"}
     else:
         assert tracking.record() is None
-        mirror = tracking.mirror(tmp_path)
+        mirror = tracking.exporter(tmp_path)
         mirror.start()
         mirror.stop()
 
@@ -436,7 +436,7 @@ def test_a_write_ahead_log_is_for_file_systems_of_one_machine(
     assert ("unsafe with several machines" in caplog.text) is (mode == "delete")
 
 
-# ---- the mirror
+# ---- the exporter
 
 
 def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -444,7 +444,7 @@ def test_mirror_end_to_end(store: Path, tmp_path: Path, caplog: pytest.LogCaptur
     with RunLog(folder) as log:
         write_run_json(folder, f"sqlite:///{store}")
         (folder / "config.yaml").write_text("seed: 3\n")
-        mirror = Mirror(folder, 0.1, 60.0)
+        mirror = Exporter(folder, 0.1, 60.0)
         mirror.start()
         log_steps(log, range(30))
         wait_until(lambda: query(store, "select * from metrics"))
@@ -526,7 +526,7 @@ def test_a_new_store_receives_everything(store: Path, ready_store: Path, tmp_pat
     for leftover in tmp_path.glob("mlflow.db*"):
         leftover.unlink()
     # The engine of the deleted file lives on in this process; a later process has a new one.
-    code = "import sys; from pathlib import Path; from grpo_lab.tracking.mlflow_mirror import sync;"
+    code = "import sys; from pathlib import Path; from grpo_lab.tracking.mlflow_exporter import sync;"
     code += "print(sync(Path(sys.argv[1])).points)"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("20\n", "")
@@ -540,7 +540,7 @@ def test_steps_repeated_after_a_rewind_stay_single_points(store: Path, tmp_path:
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
         write_run_json(folder, f"sqlite:///{store}", config={"device": "cpu"})
-        mirror = Mirror(folder, 0.05, 60.0)
+        mirror = Exporter(folder, 0.05, 60.0)
         mirror.start()
         log_steps(log, range(10))
         position = log.stamp()["bytes"]
@@ -556,7 +556,7 @@ def test_steps_repeated_after_a_rewind_stay_single_points(store: Path, tmp_path:
         log.begin()
         write_run_json(folder, f"sqlite:///{store}", config={"device": "cuda", "added": 1})
         log.rewind(position)
-        mirror = Mirror(folder, 0.05, 60.0)
+        mirror = Exporter(folder, 0.05, 60.0)
         mirror.start()
         log_steps(log, range(10, 25), factor=2.0)
         log.mark_done({})
@@ -658,7 +658,7 @@ def test_a_dead_server_stops_nothing(
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
         write_run_json(folder, dead_server)
-        mirror = Mirror(folder, 0.05, 1.0)
+        mirror = Exporter(folder, 0.05, 1.0)
         mirror.start()
         for step in range(100):
             log.write_step(step, {f"train/m{i}": i / 7 for i in range(40)}, {"generate": 0.1})
@@ -667,7 +667,7 @@ def test_a_dead_server_stops_nothing(
         started = time.perf_counter()
         mirror.stop()
         assert time.perf_counter() - started < 8, "patience of one second; all tries of a call take over ten"
-    assert asked and threading.get_ident() not in asked, "only the mirror's thread talks to the server"
+    assert asked and threading.get_ident() not in asked, "only the exporter's thread talks to the server"
     assert caplog.records[-1].message == (f"MLflow lacks a part of this run: send it with `grpo-lab sync {folder}`")
     assert len(caplog.records) <= 2
     assert sync(folder, f"sqlite:///{store}").points == 100 * 41
@@ -687,7 +687,7 @@ def test_mirror_through_a_server(tmp_path: Path, store: Path) -> None:
     with pytest.raises(RuntimeError, match="the folder is complete"):
         sync(folder)
     with mlflow_server(store, tmp_path, port):
-        mirror = Mirror(folder, 0.1, 60.0)
+        mirror = Exporter(folder, 0.1, 60.0)
         mirror.start()
         log.mark_done({})
         log.close()
@@ -711,7 +711,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_run_and_comes_back_later_lac
         write_run_json(folder, f"http://127.0.0.1:{port}")
         with mlflow_server(store, tmp_path, port):
             log_steps(log, range(100))
-            mirror = Mirror(folder, 0.1, 3.0)
+            mirror = Exporter(folder, 0.1, 3.0)
             mirror.start()
             wait_until(lambda: query(store, "select count(*) from metrics") == [(400,)])
         log_steps(log, range(100, 200))  # it is away
@@ -727,11 +727,11 @@ def test_a_server_that_goes_away_in_the_middle_of_a_run_and_comes_back_later_lac
 MIRRORED = """
 import sys
 from pathlib import Path
-from grpo_lab.tracking.mlflow_mirror import Mirror
+from grpo_lab.tracking.mlflow_exporter import Mirror
 from grpo_lab.tracking.run_log import RunLog
 folder = Path(sys.argv[1])
 with RunLog(folder) as log:
-    mirror = Mirror(folder, 0.2, 200.0)
+    mirror = Exporter(folder, 0.2, 200.0)
     mirror.start()
     for step in range(50):
         log.write_step(step, {f"train/m{i}": step + i / 7 for i in range(20)}, {"generate": 0.1})
@@ -760,9 +760,9 @@ def test_the_mirror_leaves_no_thread_behind(store: Path, tmp_path: Path) -> None
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
         write_run_json(folder, f"sqlite:///{store}")
-        mirror = Mirror(folder, 600.0, 60.0)
+        mirror = Exporter(folder, 600.0, 60.0)
         mirror.start()
         log_steps(log, range(3))
         mirror.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "mlflow-mirror"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "mlflow-exporter"]
     assert query(store, "select status from runs") == [("KILLED",)]

@@ -275,12 +275,12 @@ def test_k1_in_the_reward_is_that_of_verl_summed_over_the_response(case) -> None
     kl = composed("convention=verl", "kl=k1_reward", "kl.kl_coef=1").kl
     logprobs, ref, mask = tensor(case, "logprobs"), tensor(case, "ref_logprobs"), tensor(case, "response_mask").bool()
     expected = torch.tensor(case["kl elementwise"]["k1"], dtype=F64)
-    charged = kl.shape(graded_of(case), kl.charges(logprobs, ref, mask))
+    charged = kl.shape(graded_of(case), kl.token_penalties(logprobs, ref, mask))
     assert_close(charged.components["k1"].flatten(), -expected.sum(dim=1), VERL, "k1 of whole responses")
     for column in range(case["tokens"]):  # a response of which one token was sampled is charged that token's k1
         only = torch.zeros_like(mask)
         only[:, column] = mask[:, column]
-        charge = kl.shape(graded_of(case), kl.charges(logprobs, ref, only)).components["k1"]
+        charge = kl.shape(graded_of(case), kl.token_penalties(logprobs, ref, only)).components["k1"]
         assert_close(charge.flatten(), -expected[:, column], VERL, f"k1 of token {column}")
 
 
@@ -334,7 +334,7 @@ def test_nemo_leaves_the_rarest_success_small() -> None:
 
 
 def test_a_lone_row_is_raw_for_verl_and_nothing_elsewhere() -> None:
-    lone = make_graded([[1, 0, 1, 0]], counted=[[True, False, False, False]])
+    lone = make_graded([[1, 0, 1, 0]], in_statistics=[[True, False, False, False]])
     assert_close(advantages_under("verl", lone), [[0.999999, 0, 0, 0]], 1e-9, "1 / (1 + 1e-6)")
     overrides = ("baseline=leave_one_out", "scale=none")
     assert_close(advantages_under("verl", lone, *overrides), [[1.0, 0, 0, 0]], 0, "RLOO keeps the raw score")
@@ -536,7 +536,7 @@ def test_rejected_rows_feed_the_baseline_where_verl_is_to_be_matched() -> None:
         run = composed("convention=verl", "rejection=sequence_max_k3", "scale=none", *overrides)
         settled = run.rejection.settle(make_graded([[1, 0, 1, 0]]), run.rejection(old, torch.zeros_like(old), sampled))
         assert_close(advantages_of(settled, run.baseline, run.scale)[0, 0], first, EXACT, "a sibling's advantage")
-        assert settled.trained.tolist() == [[True, True, False, True]]
+        assert settled.in_loss.tolist() == [[True, True, False, True]]
 
 
 def test_the_sequence_mask_of_trl_drops_long_responses_first() -> None:

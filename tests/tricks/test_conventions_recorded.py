@@ -80,7 +80,7 @@ def kl_of(run: RunConfig, gaps: Tensor = GAPS) -> tuple[Tensor, Tensor]:
 def charged(run: RunConfig, gaps: Tensor = GAPS) -> Tensor:
     """k1 of each token, as the reward is charged with it."""
     old = torch.full((1, len(gaps)), INPUTS["logprob"], dtype=F64)
-    return -run.kl.charges(old, old + gaps, torch.ones(1, len(gaps), dtype=torch.bool))[0]
+    return -run.kl.token_penalties(old, old + gaps, torch.ones(1, len(gaps), dtype=torch.bool))[0]
 
 
 def gradients_of(run: RunConfig, log_ratios: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def _(convention: str) -> None:
         theirs, torch.tensor([[1.0], [-1.0]], dtype=F64) - 0.5 * later, 1e-7, "each token's own and later ones"
     )
     kl = replace(with_kl(convention, "k1").kl, kl_coef=0.5)
-    shaped = kl.shape(make_graded([[1.0, -1.0]]), kl.charges(charges, 0 * charges, charges.isfinite()))
+    shaped = kl.shape(make_graded([[1.0, -1.0]]), kl.token_penalties(charges, 0 * charges, charges.isfinite()))
     assert_close(shaped.reward, [[1 - 0.5 * 0.3, -1 - 0.5 * 0.3]], 1e-12, "the sum of each response")
 
 

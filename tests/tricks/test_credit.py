@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from short_runs import metrics_of, run_in_process, same_ending, train_command
 from torch import Tensor, nn
 
-from grpo_lab.budget.ledger import Ledger, ModelFlops
+from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.engines.base import EngineSession
@@ -138,7 +138,9 @@ def test_with_gamma_and_lambda_one_it_is_the_reward_less_the_value() -> None:
     """Also in a response of one token, in one that was cut, whose end is not bootstrapped, and not where uncounted."""
     rollouts = make_rollouts([4, 1, 3, 2], 2)
     graded = make_graded(
-        [[1.0, 0.3], [-0.5, 1.0]], truncated=[[False, False], [True, False]], counted=[[True, True], [True, False]]
+        [[1.0, 0.3], [-0.5, 1.0]],
+        truncated=[[False, False], [True, False]],
+        in_statistics=[[True, True], [True, False]],
     )
     values = torch.rand(4, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
     found = Gae(1.0, 1.0).centre(graded, credit_of(rollouts, graded, values))
@@ -162,7 +164,7 @@ def test_a_token_is_charged_for_the_drift_of_what_comes_after_it() -> None:
     rollouts, graded = make_rollouts([3, 1], 2), make_graded([[1.0, 0.0]])
     drift = torch.tensor([[0.5, -1.0, 2.0], [1.0, 9.0, 9.0]], dtype=F64)
     kl, mask = K1Reward(0.1, 0.0), rollouts.sampled_mask
-    charges = kl.charges(drift, torch.zeros_like(drift), mask)
+    charges = kl.token_penalties(drift, torch.zeros_like(drift), mask)
     charged = kl.shape(graded, charges)
     assert_close(charged.reward, [[0.85, -0.1]], 1e-12, "of whole responses")
     earned = rewards_by_token(charged.reward, charges, mask)
@@ -180,7 +182,7 @@ def test_what_is_to_go_is_the_estimate_of_a_critic_that_says_nothing() -> None:
     chosen = rollouts.sampled_mask.clone()
     chosen[0, 1:3] = False
     rollouts = replace(rollouts, sampled_mask=chosen)
-    graded = make_graded([[1.0, 0.3], [-0.5, 1.0]], counted=[[True, True], [False, True]])
+    graded = make_graded([[1.0, 0.3], [-0.5, 1.0]], in_statistics=[[True, True], [False, True]])
     charges = torch.rand(4, 5, dtype=F64, generator=torch.Generator().manual_seed(2)) - 0.5
     earned = rewards_by_token(graded.reward, charges, chosen)
     credit = Credit(rollouts, earned, torch.zeros(4, 5, dtype=F64), NoEstimator())
@@ -190,7 +192,7 @@ def test_what_is_to_go_is_the_estimate_of_a_critic_that_says_nothing() -> None:
     uncharged = Credit(
         rollouts, rewards_by_token(graded.reward, torch.zeros(4, 5, dtype=F64), chosen), None, NoEstimator()
     )
-    whole = torch.where(chosen & graded.counted.reshape(4, 1), graded.reward.reshape(4, 1), 0.0)
+    whole = torch.where(chosen & graded.in_statistics.reshape(4, 1), graded.reward.reshape(4, 1), 0.0)
     assert torch.equal(ReturnToGo().centre(graded, uncharged), whole), "to the bit, so that ties stay ties"
 
 
@@ -209,7 +211,7 @@ def test_a_kl_penalty_is_charged_where_it_fell_and_the_rest_at_the_last_sampled_
     old = torch.tensor([[-1.0, -1.0, -1.0, 5.0], [-1.0, -1.0, 5.0, 5.0]], dtype=F64)
     ref = torch.tensor([[-2.0, -0.5, -1.2, 9.0], [-1.0, -1.3, 9.0, 9.0]], dtype=F64)
     kl = K1Reward(0.1, 0.0)
-    charges = kl.charges(old, ref, sampled)
+    charges = kl.token_penalties(old, ref, sampled)
     charged = kl.shape(make_graded([[1.0, 1.0]]), charges)
     assert_close(charged.reward, [[0.93, 0.97]], 1e-12, "the row's reward")
     earned = rewards_by_token(charged.reward, charges, sampled)
@@ -238,7 +240,7 @@ def test_tokens_are_whitened_one_by_one_or_row_by_row() -> None:
     """
     centred = torch.tensor([[1.0, 3.0], [5.0, 0.0], [99.0, 99.0]], dtype=F64)
     mask = torch.tensor([[True, True], [True, False], [False, False]])
-    graded = make_graded([[1.0], [5.0], [9.0]], counted=[[True], [True], [False]])
+    graded = make_graded([[1.0], [5.0], [9.0]], in_statistics=[[True], [True], [False]])
     for by, ddof, expected in (
         (Weights.tokens, 0, [[-1.2247449, 0.0], [1.2247449, 0.0], [0.0, 0.0]]),
         (Weights.tokens, 1, [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]),
@@ -297,7 +299,7 @@ def mixed_rollouts() -> Rollouts:
 def fit_of(
     critic: LiveCritic, rollouts: Rollouts, old: Tensor, targets: Tensor, mask: Tensor | None = None
 ) -> dict[str, float]:
-    return critic.learn(rollouts, rollouts.sampled_mask if mask is None else mask, old, targets, Ledger())
+    return critic.learn(rollouts, rollouts.sampled_mask if mask is None else mask, old, targets, ComputeAccount())
 
 
 def weights_of(critic: LiveCritic) -> Tensor:
@@ -315,7 +317,7 @@ def test_a_value_is_that_of_the_state_before_its_token() -> None:
     assert expected[rollouts.sampled_mask].unique().numel() > 15, "the states differ"
     for cut in (Microbatching(10**9, 192), Microbatching(9, 0)):
         critic.microbatching = cut
-        assert_close(critic.values(rollouts, Ledger()), expected, 1e-12, "V(s_t) stands in column t")
+        assert_close(critic.values(rollouts, ComputeAccount()), expected, 1e-12, "V(s_t) stands in column t")
 
 
 @pytest.mark.parametrize("kind", [SeparateModel, ValueHead])
@@ -380,7 +382,7 @@ def test_the_value_clip_by_hand() -> None:
 def test_a_batch_without_spread_has_no_explained_variance_and_one_without_tokens_no_metrics() -> None:
     """All right: targets are 1 but for the rounding of advantage + value, whose variance explains nothing."""
     critic, rollouts = live_critic(SeparateModel(**PLAN)), mixed_rollouts()
-    values = critic.values(rollouts, Ledger())
+    values = critic.values(rollouts, ComputeAccount())
     graded = make_graded([[1.0, 1.0]] * 4)
     targets = Gae(1.0, 0.95).centre(graded, credit_of(rollouts, graded, values)) + values
     flat = Gae(1.0, 1.0).centre(graded, credit_of(rollouts, graded, values)) + values
@@ -405,14 +407,14 @@ def test_a_value_head_leaves_the_policy_alone_and_costs_one_forward_pass() -> No
     rollouts, old = mixed_rollouts(), torch.zeros(8, 8, dtype=F64)
     flops = {}
     for kind in (ValueHead, SeparateModel):
-        critic, ledger = live_critic(kind(**PLAN | {"passes": 1})), Ledger()
+        critic, account = live_critic(kind(**PLAN | {"passes": 1})), ComputeAccount()
         before = [p.detach().clone() for p in critic.trunk.parameters()]
-        critic.learn(rollouts, rollouts.sampled_mask, old, old + 1, ledger)
+        critic.learn(rollouts, rollouts.sampled_mask, old, old + 1, account)
         moved = any(not torch.equal(p, was) for p, was in zip(critic.trunk.parameters(), before))
         assert moved == kind.owns_trunk and not any(p.grad is not None for p in critic.trunk.parameters())
-        assert ledger.trained_tokens == 0, "these are the policy's"
+        assert account.trained_tokens == 0, "these are the policy's"
         assert (critic.to_state()["trunk"] is not None) == kind.owns_trunk
-        flops[kind] = ledger.flops
+        flops[kind] = account.flops
     cost = ModelFlops.of(tiny_model().base_model)
     live = [row for row in range(8) if bool(rollouts.sampled_mask[row].any())]
     once = sum(cost.forward(len(rollouts.prompt_of_row(row)), int(rollouts.lengths[row])) for row in live)
@@ -423,7 +425,7 @@ def test_a_value_head_leaves_the_policy_alone_and_costs_one_forward_pass() -> No
 def test_a_critic_goes_on_from_its_state_with_the_same_bits(kind: type) -> None:
     rollouts, targets = mixed_rollouts(), torch.rand(8, 8, dtype=F64, generator=torch.Generator().manual_seed(5))
     whole, cut = live_critic(kind(**PLAN)), live_critic(kind(**PLAN))
-    old = whole.values(rollouts, Ledger())
+    old = whole.values(rollouts, ComputeAccount())
     fit_of(whole, rollouts, old, targets)
     fit_of(cut, rollouts, old, targets)
     resumed = live_critic(kind(**PLAN))
@@ -437,7 +439,7 @@ def test_a_critic_in_bf16_rounds_its_products_and_keeps_its_weights_in_fp32() ->
     rollouts = replace(mixed_rollouts(), sampler_logprobs=torch.zeros(8, 8))
     exact, rounded = (live_critic(SeparateModel(**PLAN), torch.float32) for _ in range(2))
     rounded.precision = Bf16(LmHead.same, 0.1)
-    true, rough = exact.values(rollouts, Ledger()), rounded.values(rollouts, Ledger())
+    true, rough = exact.values(rollouts, ComputeAccount()), rounded.values(rollouts, ComputeAccount())
     assert rough.dtype is torch.float32
     assert 1e-5 < float((true - rough).abs().max()) < 0.1, "eight bits of mantissa"
     before = weights_of(rounded)
@@ -649,7 +651,7 @@ class World:
 
     def with_noise(self, uniform: Callable[[NoiseKey, int], float]) -> World:
         session = TableSession(self.ids, uniform)
-        return replace(self, state=replace(self.state, session=session, ledger=Ledger()))
+        return replace(self, state=replace(self.state, session=session, account=ComputeAccount()))
 
     def batch(self, *responses: str) -> tuple[Rollouts, Graded]:
         """These responses, as many to each problem, with `.` for the end of text; graded by the real verifier."""
@@ -767,12 +769,12 @@ def test_values_of_steps_by_hand_through_the_real_estimator(world: World) -> Non
     found = world.with_noise(pattern_noise(0)).centred(exact, rollouts, graded) * 128
     rows = [[3, 92, 92, 92], [95, 95, 95, 0], [3, -36, -36, -36], [-33, -33, 0, 0], [-33, 0, 0, 0]]
     assert_close(found, rows, 1e-10, "in 128ths")
-    left_out = replace(graded, counted=torch.tensor([[False, True, False, True, True]]))
+    left_out = replace(graded, in_statistics=torch.tensor([[False, True, False, True, True]]))
     rows[0] = rows[2] = [0, 0, 0, 0]
     fewer = world.with_noise(pattern_noise(0))
     assert_close(fewer.centred(exact, rollouts, left_out) * 128, rows, 1e-10, "rows that are not counted get 0")
-    assert fewer.state.ledger.completions == 2 * PATTERNS, "and their states are not asked for: the prompt and `1;`"
-    assert not world.centred(exact, rollouts, replace(graded, counted=torch.zeros(1, 5, dtype=torch.bool))).any()
+    assert fewer.state.account.completions == 2 * PATTERNS, "and their states are not asked for: the prompt and `1;`"
+    assert not world.centred(exact, rollouts, replace(graded, in_statistics=torch.zeros(1, 5, dtype=torch.bool))).any()
 
 
 def test_the_steps_of_a_response_add_up_to_its_reward_less_the_prompts_value(world: World) -> None:
@@ -797,13 +799,13 @@ def test_what_estimates_cost_is_counted_state_by_state(world: World) -> None:
 
     asked = world.with_noise(noise)
     asked.centred(MonteCarlo(3), rollouts, graded)
-    ledger, cost = asked.state.ledger, asked.state.model_flops
-    assert ledger.completions == 2 * 3, "the prompt and `;`, however many responses pass through them"
-    assert ledger.estimation_tokens == ledger.sampled_tokens == len(drawn)
-    assert (ledger.prompts, ledger.trained_tokens, ledger.discarded_tokens) == (0, 0, 0)
+    account, cost = asked.state.account, asked.state.model_flops
+    assert account.completions == 2 * 3, "the prompt and `;`, however many responses pass through them"
+    assert account.estimation_tokens == account.sampled_tokens == len(drawn)
+    assert (account.prompts, account.trained_tokens, account.discarded_tokens) == (0, 0, 0)
     # A token at response position p is decoded at position 1 + p of the sequence; contexts are of 1 and 2 tokens.
     decoded = sum(cost.span(1 + position, 2 + position) for _, position in drawn)
-    assert ledger.flops == cost.span(0, 1) + cost.span(0, 2) + decoded
+    assert account.flops == cost.span(0, 1) + cost.span(0, 2) + decoded
 
 
 def test_a_greedy_response_is_the_baseline_of_its_own_prompt(world: World) -> None:
@@ -814,8 +816,8 @@ def test_a_greedy_response_is_the_baseline_of_its_own_prompt(world: World) -> No
         graded, Credit(rollouts, torch.zeros(4, 4), None, continuations_of(both.run, both.state, rollouts))
     )
     assert_close(found, [[1 - 1, 0 - 1], [1 - 0, 0 - 0]], 0.0, "R - R(greedy)")
-    assert (both.state.ledger.completions, both.state.ledger.estimation_tokens) == (2, 6)
-    left_out = replace(graded, counted=torch.tensor([[True, False], [False, True]]))
+    assert (both.state.account.completions, both.state.account.estimation_tokens) == (2, 6)
+    left_out = replace(graded, in_statistics=torch.tensor([[True, False], [False, True]]))
     again = Greedy().centre(
         left_out, Credit(rollouts, torch.zeros(4, 4), None, continuations_of(both.run, both.state, rollouts))
     )
@@ -873,7 +875,7 @@ def test_values_from_counter_based_noise_average_to_the_exact_ones(world: World)
     found = torch.zeros(len(states), 1000, dtype=F64)
     asked = [State(0, tuple(world.ids[symbol] for symbol in said)) for said in states]
     for step in range(100):
-        world.state.ledger.steps = step
+        world.state.account.steps = step
         found[:, step * 10 : step * 10 + 10] = continuations_of(world.run, world.state, rollouts).rewards(asked, 10)
     for said, mean in zip(states, found.mean(dim=1).tolist()):
         exact = exact_value(said)
@@ -928,7 +930,7 @@ def test_values_of_steps_take_variance_from_the_gradient(world: World, of_each_n
         for step in range(60):
             said = torch.multinomial(CHANCE, n, replacement=True, generator=generator).tolist()
             responses = [EVERYTHING[k] for k in said]
-            world.state.ledger.steps = step
+            world.state.account.steps = step
             found = world.centred(option, *world.batch(*responses))
             drawn.append(policy_gradients(found, responses).mean(dim=0))
         sample = torch.stack(drawn)

@@ -330,9 +330,9 @@ def test_a_run_that_has_solved_its_split_ends_saved_and_with_the_remedy(tmp_path
 def test_a_curriculum_that_passed_nothing_over_is_inert(tmp_path: Path, option: str, acts: bool) -> None:
     """In the first pass, of two steps, nothing was asked before and Prioritized takes all; the pool is a quarter."""
     folder = run_in_process(tmp_path, f"curriculum={option}", "budget.amount=2", *SPLIT, *SMALL)
-    touched = [row["metrics"]["touched/curriculum"] for row in metrics_of(folder)[1:]]
+    touched = [row["metrics"]["active_fraction/curriculum"] for row in metrics_of(folder)[1:]]
     assert (touched[0] > 0) == acts
-    assert ("curriculum" in json.loads((folder / "DONE").read_text())["inert"]) == (not acts)
+    assert ("curriculum" in json.loads((folder / "DONE").read_text())["no_ops"]) == (not acts)
     memory = load_state(latest(folder / "checkpoints"))["queue"]["memory"]
     passed = [16 * share / (1 - share) for share in touched]  # of each step, beside the 16 that were taken
     assert_close(sum(passed), memory["passed"], 1e-9, "touched is the share of those whose turn came")
@@ -360,5 +360,5 @@ def test_a_run_asks_the_questions_that_are_left_in_the_order_of_any_run(tmp_path
     task = run_of("world=guessable", "task.train_size=64", "task.probe_size=16").task
     few = torch.tensor([problem.possible_answers == 2 for problem in task.problems("train")])
     assert (asked[0] & few).any() and not (asked[1] & few).any() and asked[1].sum() == 4
-    shares = [metrics_of(folder)[1]["metrics"]["touched/curriculum"] for folder in folders]
+    shares = [metrics_of(folder)[1]["metrics"]["active_fraction/curriculum"] for folder in folders]
     assert shares[0] == 0 < 0.5 < shares[1] < 1

@@ -112,7 +112,7 @@ def assert_same(first, second, why: str, factor: float = 1.0) -> None:
 def test_leave_one_out_is_the_group_mean_times_n_over_n_minus_one(scale) -> None:
     # 4, 3 and 2 rows are counted: factors 4/3, 3/2, 2
     counted = [[True] * 4, [True, True, False, True], [False, True, True, False]]
-    graded = make_graded([[1, 0, 0.7, 0], [0, 1, 1, 0.3], [1, 0, 1, 1]], counted=counted)
+    graded = make_graded([[1, 0, 0.7, 0], [0, 1, 1, 0.3], [1, 0, 1, 1]], in_statistics=counted)
     factor = torch.tensor([[4 / 3], [3 / 2], [2.0]], dtype=F64)
     expected = factor * advantages_of(graded, GroupMean(Singleton.zero), scale)
     assert_close(advantages_of(graded, LeaveOneOut(Singleton.zero), scale), expected, EXACT, "factor")
@@ -229,7 +229,7 @@ def test_equal_lengths_make_weights_by_length_no_weights(weighted, plain) -> Non
 def test_singletons_matter_in_singleton_groups_alone(baseline) -> None:
     zero, raw = (baseline(singleton) for singleton in (Singleton.zero, Singleton.raw))
     assert_close(advantages_of(a_graded(), raw), advantages_of(a_graded(), zero), 0, "four rows a group")
-    lone = make_graded([[0.7, 0, 0], [1, 0, 0]], counted=[[True, False, False], [True] * 3])
+    lone = make_graded([[0.7, 0, 0], [1, 0, 0]], in_statistics=[[True, False, False], [True] * 3])
     one, other = advantages_of(lone, zero), advantages_of(lone, raw)
     assert_close(other - one, [[0.7, 0, 0], [0, 0, 0]], EXACT, "the raw reward")
 

@@ -180,7 +180,7 @@ def test_batch_mean_knows_no_groups(by, expected) -> None:
 
 def test_batch_mean_leaves_out_what_is_not_counted_and_is_zero_where_all_are_equal() -> None:
     # counted: 1, 0, 1 with 1, 3, 2 tokens: means 2/3 and 3/6
-    graded = make_graded([[1, 0], [1, 7]], lengths=[[1, 3], [2, 4]], counted=[[True, True], [True, False]])
+    graded = make_graded([[1, 0], [1, 7]], lengths=[[1, 3], [2, 4]], in_statistics=[[True, True], [True, False]])
     assert_close(BatchMean(Weights.rows)(graded), [[1 / 3, -2 / 3], [1 / 3, 0]], EXACT, "rows")
     assert_close(BatchMean(Weights.tokens)(graded), [[0.5, -0.5], [0.5, 0]], EXACT, "tokens")
     flat = make_graded([[0.9] * 4, [0.9] * 4], lengths=[[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -195,11 +195,13 @@ def test_length_weighted_mean_of_a_group() -> None:
     assert_close(centred, [[0.5, -0.5, -0.5, 0.5], [0.9, -0.1, -0.1, -0.1]], EXACT, "reward minus .5 and .1")
     assert_close((centred * graded.lengths).sum(dim=1), [0, 0], EXACT, "zero once weighted by length")
     # without the last row: 10 / 60; ties and a lone row are 0
-    left = make_graded([[1, 0, 0, 1], [0.9] * 4], lengths=lengths, counted=[[True, True, True, False], [True] * 4])
+    left = make_graded(
+        [[1, 0, 0, 1], [0.9] * 4], lengths=lengths, in_statistics=[[True, True, True, False], [True] * 4]
+    )
     assert_close(
         LengthWeighted(Singleton.zero)(left), [[5 / 6, -1 / 6, -1 / 6, 0], [0] * 4], EXACT, "counted rows alone"
     )
-    lone = make_graded([[1, 0]], counted=[[True, False]])
+    lone = make_graded([[1, 0]], in_statistics=[[True, False]])
     assert_close(LengthWeighted(Singleton.zero)(lone), [[0, 0]], 0, "nothing to compare with")
 
 
@@ -246,7 +248,7 @@ def test_pass_at_k_is_zero_on_easy_prompts_and_in_groups_with_fewer_than_k_count
     first, all_but_last = [1, 0, 0, 0], [True, True, True, False]
     easy = make_graded([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
     assert_close(PassAtK(3)(easy), [[0.0] * 4] * 4, 0, "every three hold a right answer, or none does")
-    few = make_graded([first, first], counted=[all_but_last, [True, True, False, False]])
+    few = make_graded([first, first], in_statistics=[all_but_last, [True, True, False, False]])
     # of 1, 0, 0: C(2,2)/C(3,2) = 1/3 fail, sigma = sqrt(2)/3: right 1/sqrt(2),
     # wrong (1/3 - C(1,1)/C(2,1))/sigma = -1/(2 sqrt(2))
     root = math.sqrt(2)
@@ -314,7 +316,7 @@ def test_batch_std_whitens_raw_rewards_leaves_out_uncounted_rows_and_ties() -> N
     whitened = advantages_of(make_graded([[1, 0], [0, 0]]), NoBaseline(), plain)
     assert_close(whitened, [[root, -1 / root], [-1 / root, -1 / root]], EXACT, "whitened rewards")
     # 1, 0 and the counted 0: mean 1/3, variance 2/9
-    left = make_graded([[1, 0], [0, 9]], counted=[[True, True], [True, False]])
+    left = make_graded([[1, 0], [0, 9]], in_statistics=[[True, True], [True, False]])
     root = math.sqrt(2)
     expected = [[root, -1 / root], [-1 / root, 0]]
     assert_close(advantages_of(left, NoBaseline(), plain), expected, EXACT, "the row of 9 is not counted")
@@ -335,7 +337,7 @@ def test_division_by_the_mean_of_the_group() -> None:
     assert_close(advantages_of(graded, scale=zero), [[0, 0], [0, 0], [1 / 3, -1 / 3]], EXACT, "0 where all are wrong")
     got = advantages_of(graded, scale=minus_one)
     assert_close(got, [[-1, -1], [0, 0], [1 / 3, -1 / 3]], EXACT, "-1 where all are wrong")
-    left = make_graded([[0, 1]], counted=[[True, False]])
+    left = make_graded([[0, 1]], in_statistics=[[True, False]])
     assert_close(advantages_of(left, scale=minus_one), [[-1, 0]], EXACT, "the right answer is not counted")
     assert (zero.moves_zeros, minus_one.moves_zeros) == (False, True)
 
@@ -347,12 +349,12 @@ def test_the_share_of_groups_with_signal() -> None:
         expected = [[worth, -worth], [0, 0], [0, 0], [0, 0]]
         assert_close(advantages_of(graded, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
     # a group that counts no row is no group: 1 of 2, and 1 reward of 4
-    left = make_graded([[1, 0], [0, 0], [1, 0]], counted=[[True] * 2, [True] * 2, [False] * 2])
+    left = make_graded([[1, 0], [0, 0], [1, 0]], in_statistics=[[True] * 2, [True] * 2, [False] * 2])
     for alpha, worth in ((AlphaForm.informative_groups, 1.0), (AlphaForm.nonzero_rewards, 2.0)):
         expected = [[worth, -worth], [0, 0], [0, 0]]
         assert_close(advantages_of(left, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
     # one that counts a single row is a group without signal: 1 of 2, and 1 reward of 3
-    alone = make_graded([[1, 0], [0, 0]], counted=[[True, True], [True, False]])
+    alone = make_graded([[1, 0], [0, 0]], in_statistics=[[True, True], [True, False]])
     for alpha, worth in ((AlphaForm.informative_groups, 1.0), (AlphaForm.nonzero_rewards, 1.5)):
         expected = [[worth, -worth], [0, 0]]
         assert_close(advantages_of(alone, scale=InformativeShare(alpha)), expected, EXACT, alpha.value)
@@ -383,7 +385,7 @@ def test_deviation_of_the_other_rows() -> None:
 
 
 def test_a_lone_row_keeps_its_raw_reward_where_it_is_asked_to() -> None:
-    lone = make_graded([[0.5, 1, 1]], counted=[[True, False, False]])
+    lone = make_graded([[0.5, 1, 1]], in_statistics=[[True, False, False]])
     # .5, and .5 / (1 + .25)
     for baseline in (GroupMean(Singleton.raw), LeaveOneOut(Singleton.raw)):
         assert_close(advantages_of(lone, baseline), [[0.5, 0, 0]], EXACT, "not centred")
@@ -542,8 +544,8 @@ def test_the_lowest_reward_a_shaping_can_give(shaping, of_zero_and_one: float, o
 )
 def test_what_two_cut_rows_of_four_count_for(truncation, counted, trained, advantages) -> None:
     cut = truncation(make_graded([[1, 0, 0, 0]], truncated=[[False, False, True, True]]))
-    assert cut.counted.tolist() == [[bool(bit) for bit in counted]]
-    assert cut.trained.tolist() == [[bool(bit) for bit in trained]]
+    assert cut.in_statistics.tolist() == [[bool(bit) for bit in counted]]
+    assert cut.in_loss.tolist() == [[bool(bit) for bit in trained]]
     assert_close(advantages_of(cut), [advantages], EXACT, "advantages")
 
 
@@ -560,8 +562,8 @@ def test_which_groups_stay(group_filter, kept) -> None:
     graded = make_graded([[1, 0], [-0.1, -0.2], [1, 1]], outcome=[[1, 0], [0, 0], [1, 1]])
     filtered = group_filter(graded)
     expected = [[bit, bit] for bit in kept]
-    assert filtered.trained.tolist() == expected
-    assert filtered.counted.tolist() == expected
+    assert filtered.in_loss.tolist() == expected
+    assert filtered.in_statistics.tolist() == expected
 
 
 def test_share_of_groups_without_signal_at_a_pass_rate_of_nine_in_ten() -> None:
@@ -714,14 +716,14 @@ def test_whether_a_rejected_row_is_counted(rejection, counted, advantages) -> No
     stays = rejection(old, torch.zeros_like(old), mask)
     settled = rejection.settle(make_graded([[1, 0, 1, 0]]), stays)
     left = not stays[2].any()
-    assert settled.counted.tolist() == [[bool(bit) for bit in counted]]
-    assert settled.trained.tolist() == [[True, True, not left, True]]
+    assert settled.in_statistics.tolist() == [[bool(bit) for bit in counted]]
+    assert settled.in_loss.tolist() == [[True, True, not left, True]]
     assert_close(advantages_of(settled), [advantages], EXACT, "advantages")
     assert left == (not isinstance(rejection, TokenK1))
 
 
 def test_no_rejection_settles_nothing() -> None:
-    graded = make_graded([[1, 0]], trained=[[True, False]])
+    graded = make_graded([[1, 0]], in_loss=[[True, False]])
     assert NoRejection().settle(graded, torch.zeros(2, 3, dtype=torch.bool)) is graded
 
 
@@ -801,7 +803,7 @@ def test_token_losses_inside_and_outside_the_clip(surrogate, advantage, loss, gr
     assert_close(result.token_loss, [loss], EXACT, "token losses")
     assert_close(logprobs.grad, [gradient], EXACT, "gradient")
     cut = [float(g == 0) for g in gradient]
-    assert_close(result.touched.to(F64), [cut], 0, "touched is where the gradient was cut")
+    assert_close(result.affected.to(F64), [cut], 0, "touched is where the gradient was cut")
 
 
 def surrogate_of(
@@ -844,7 +846,7 @@ def test_token_losses_of_bounds_and_gates(surrogate, advantage, ratios, loss, gr
     result, slopes = surrogate_of(surrogate, [math.log(ratio) for ratio in ratios], advantage)
     assert_close(result.token_loss, [loss], EXACT, "token losses")
     assert_close(slopes, gradient, EXACT, "gradient")
-    assert result.touched.tolist() == [[bool(bit) for bit in touched]]
+    assert result.affected.tolist() == [[bool(bit) for bit in touched]]
 
 
 @pytest.mark.parametrize(
@@ -869,7 +871,7 @@ def test_bounded_weights_of_the_plain_gradient(surrogate, advantage, weights, to
     result, slopes = surrogate_of(surrogate, [math.log(ratio) for ratio in ratios], advantage, logprobs)
     assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], EXACT, "-w * A * logp")
     assert_close(slopes, [-w * advantage for w in weights], EXACT, "every token keeps a gradient")
-    assert result.touched.tolist() == [[bool(bit) for bit in touched]]
+    assert result.affected.tolist() == [[bool(bit) for bit in touched]]
     assert surrogate.weight_at_ratio_one == pytest.approx(weights[2])
 
 
@@ -903,7 +905,7 @@ def test_geometric_mean_of_clipped_ratios(advantage, log_ratios, weights) -> Non
     assert_close(result.token_loss[0, :3], [-advantage * row] * 3, EXACT, "every token carries its row's loss")
     # three equal losses, each with a third of the gradient to each token
     assert_close(slopes, [-advantage * weight for weight in weights] + [0], EXACT, "gradient of their sum")
-    assert result.touched[0, :3].tolist() == [weight == 0 for weight in weights]
+    assert result.affected[0, :3].tolist() == [weight == 0 for weight in weights]
 
 
 @pytest.mark.parametrize(
@@ -930,7 +932,7 @@ def test_trust_region_on_probabilities(divergence, delta, advantage, weights) ->
     result, slopes = surrogate_of(Dppo(divergence, delta, 20.0), log_ratio, advantage, logprobs)
     assert_close(slopes, [-weight * advantage for weight in weights], 1e-11, "gradient")
     assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], 1e-10, "-w * A * logp")
-    assert result.touched.tolist() == [[weight == 0 for weight in weights]]
+    assert result.affected.tolist() == [[weight == 0 for weight in weights]]
 
 
 def test_kimi_squares_the_log_ratio_of_the_response() -> None:
@@ -938,12 +940,12 @@ def test_kimi_squares_the_log_ratio_of_the_response() -> None:
     result, slopes = surrogate_of(Kimi(0.5), [0.3, -0.1, 0.2, 9.0], 2.0, [-1, -2, -3, -4], sampled=3)
     assert_close(result.token_loss[0, :3].sum(), 2 * 6 + 0.25 * 0.16, EXACT, "-A * logp + tau/2 * square")
     assert_close(slopes, [-2 + 0.2] * 3 + [0], EXACT, "gradient")
-    assert result.touched.all()
+    assert result.affected.all()
     # 200 tokens of drift .01: (2)^2 and not 200 * .0001 = .02
     result, _ = surrogate_of(Kimi(2.0), [0.01] * 200, 0.0)
     assert_close(result.token_loss.sum(), 4.0, EXACT, "square of the sum")
     result, _ = surrogate_of(Kimi(0.5), [0.3, -0.3], 2.0)
-    assert not result.touched.any(), "drifts that cancel pull nowhere"
+    assert not result.affected.any(), "drifts that cancel pull nowhere"
 
 
 # Tokens of log-probs -1, -3, -1, -3 and advantages 2, -2, -2, 2: means -2 and 0, so the covariances are 2, 2, -2, -2.
@@ -988,14 +990,14 @@ def test_what_is_done_to_the_tokens_chosen_by_covariance() -> None:
     result, slopes = surrogate_of(clip_cov(0.5), log_ratio, 2.0, marked=marks)
     assert_close(result.token_loss, [[-2.2, -2.2, -2.4, -1.8, -1.8]], EXACT, "Clip-Cov's losses")
     assert_close(slopes, [0, -2.2, 0, 0, -1.8], EXACT, "Clip-Cov's gradient")
-    assert result.touched.tolist() == [[True, False, True, True, False]]
+    assert result.affected.tolist() == [[True, False, True, True, False]]
     # KL-Cov: -r A, plus .5 |log r| where marked; slope -r A + .5 sign(log r)
     result, slopes = surrogate_of(KlCov(0.5, 0.5, Scope.step), log_ratio, 2.0, marked=marks)
     extra = [0.5 * math.log(1.1), 0, 0, -0.5 * math.log(0.9), 0]
     losses = [loss + more for loss, more in zip([-2.2, -2.2, -3, -1.8, -1.8], extra)]
     assert_close(result.token_loss, [losses], EXACT, "KL-Cov's losses")
     assert_close(slopes, [-2.2 + 0.5, -2.2, -3, -1.8 - 0.5, -1.8], EXACT, "KL-Cov's gradient")
-    assert result.touched.tolist() == [marks]
+    assert result.affected.tolist() == [marks]
 
 
 @pytest.mark.parametrize(
@@ -1053,7 +1055,7 @@ def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importanc
         penalty = surrogate.coef * log_ratio.detach().sign() * marked
     assert_close(logprobs.grad[mask], (penalty - result.weight * advantages)[mask], EXACT, "gradient")
     assert not result.weight.requires_grad
-    acts = result.touched[mask]
+    acts = result.affected[mask]
     assert acts.any() != isinstance(surrogate, Reinforce), "the scene is off-policy enough"
     assert isinstance(surrogate, Kimi | Sapo) or not acts.all(), "and leaves some tokens alone"
 
@@ -1076,7 +1078,7 @@ def test_k1_is_charged_to_the_reward_of_the_whole_response() -> None:
     ref = torch.tensor([[0.2, 0.4, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1]], dtype=F64).log()
     mask = torch.arange(4)[None, :] < torch.tensor([[3], [2]])
     kl = K1Reward(kl_coef=0.1, limit=0.0)
-    charges = kl.charges(old, ref, mask)
+    charges = kl.token_penalties(old, ref, mask)
     # each token bears its own: -.1 ln 2, +.1 ln 2, -.1 ln 2, and one that was not sampled nothing
     expected = [[-0.1 * math.log(2), 0.1 * math.log(2), -0.1 * math.log(2), 0], [0.1 * math.log(2)] * 2 + [0, 0]]
     assert_close(charges, expected, EXACT, "charges")
@@ -1240,7 +1242,7 @@ def test_expected_value_of_the_estimates() -> None:
     everywhere = torch.ones(4, 1, dtype=torch.bool)
     nothing = make_graded([[0.0]] * 4)
     k1 = K1Reward(kl_coef=1.0, limit=0.0)
-    charged = k1.shape(nothing, k1.charges(pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere))
+    charged = k1.shape(nothing, k1.token_penalties(pi.log()[:, None], REF_CHANCES.log()[:, None], everywhere))
     assert_close((pi * charged.reward[:, 0]).sum(), -divergence, 1e-10, "k1 is")
 
 
@@ -1322,7 +1324,7 @@ def test_prompt_mean_weighs_two_prompts_alike() -> None:
     ],
 )
 def test_denominators_after_two_rows_left(aggregation, original: float, survivors: float) -> None:
-    inputs = step_of([2, 8, 4, 2], [-1] * 4, group_size=2, trained=[True, False, True, False])
+    inputs = step_of([2, 8, 4, 2], [-1] * 4, group_size=2, in_loss=[True, False, True, False])
     logprobs = torch.full((4, 8), -1.0, dtype=F64)
     for denominator, expected in ((Original(), original), (Survivors(), survivors)):
         run = make_run(aggregation=aggregation, denominator=denominator)
@@ -1331,7 +1333,7 @@ def test_denominators_after_two_rows_left(aggregation, original: float, survivor
 
 def test_survivors_do_not_count_a_prompt_that_left_whole() -> None:
     # only the first of two prompts is in the loss: mean over 1 prompt, not 2
-    inputs = step_of([2, 2, 3, 3], [-1] * 4, group_size=2, trained=[True, True, False, False])
+    inputs = step_of([2, 2, 3, 3], [-1] * 4, group_size=2, in_loss=[True, True, False, False])
     logprobs = torch.full((4, 3), -1.0, dtype=F64)
     for denominator, expected in ((Original(), 0.5), (Survivors(), 1.0)):
         run = make_run(aggregation=PromptMean(), denominator=denominator)
@@ -1384,15 +1386,15 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "entropy": 1.0,
         "ratio": 1.5 + 1,
         "k3_old": 0.5 - ln(1.5),
-        "surrogate_touched": 1,  # 1.5 is above 1.2
+        "surrogate_active": 1,  # 1.5 is above 1.2
         "surrogate_weight": 1,  # the cut token weighs nothing, the other its ratio of 1
         "unlike_ppo": 0,  # it is PPO
         "correction_weight": 2,
-        "importance_touched": 0,
+        "importance_active": 0,
         "kl_term": 0.1 * (1 - ln(2)),  # x = 2 and x = 1
-        "kl_touched": 1,
+        "kl_active": 1,
         "entropy_term": 0,
-        "entropy_touched": 0,
+        "entropy_active": 0,
         "drifted": 1,
         "k3_ref": 1 - ln(2),
         "weight": 1,
@@ -1472,7 +1474,7 @@ def expected_ascent(kinds, truncation, aggregation, denominator, size: int = 8, 
         )
         rollouts = make_rollouts([kind.length for kind in rows], size)
         cut = run.truncation(graded)
-        mask = rollouts.sampled_mask & cut.trained.flatten()[:, None]
+        mask = rollouts.sampled_mask & cut.in_loss.flatten()[:, None]
         advantages = run.scale(run.baseline(cut), cut).reshape(-1, 1)
         inputs = StepInputs(rollouts, mask, torch.where(mask, advantages, 0.0), None, None, None)
         ascent = -loss_and_gradient(run, inputs, torch.full(mask.shape, -1.0, dtype=F64))[1][:, 0]

@@ -461,7 +461,7 @@ def test_pass_at_k_is_of_the_responses_that_were_graded() -> None:
     """
     made = groups_of([1] * 12, ["a"] * 12, [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]], [[0.0] * 4] * 3)
     counted = torch.tensor([[True, True, True, False], [True, False, False, False], [False, True, True, True]])
-    made = replace(made, shaped=replace(made.shaped, counted=counted))
+    made = replace(made, shaped=replace(made.shaped, in_statistics=counted))
     signs = response_metrics(made, ArithmeticWorld.check_again, torch.zeros(3, dtype=F64))
     # 1 - C(2, 2) / C(3, 2) = 2/3, twice
     assert signs["rollout/pass_at_2"] == pytest.approx(2 / 3)
@@ -507,7 +507,7 @@ def test_interruptions_in_the_loop_end_truncation_and_are_logged(tmp_path: Path)
     assert before["rollout/truncated"] > 0.1 and after["rollout/truncated"] < before["rollout/truncated"] / 2
     # Whoever is not finished after .75 to .8 of 24 tokens, 18 or 19; among them all whom the budget would have cut.
     assert after["rollout/interrupted"] >= before["rollout/truncated"] and before["rollout/interrupted"] == 0
-    assert after["touched/truncation"] == pytest.approx(after["rollout/interrupted"])
+    assert after["active_fraction/truncation"] == pytest.approx(after["rollout/interrupted"])
     assert after["mismatch/k3"] < 1e-6, "the learner reads what the sampler read"
     (first,) = [path for path in (forced / "rollouts").iterdir() if path.name.startswith("step=000001")]
     table = pd.read_parquet(first)
@@ -546,13 +546,13 @@ def test_loops_and_target_lengths_are_logged(tmp_path: Path) -> None:
     )  # fmt: skip
     rows = [row["metrics"] for row in metrics_of(folder)]
     for row in rows[1:]:
-        assert row["rollout/stopped"] > 0 and row["touched/truncation"] >= row["rollout/stopped"]
+        assert row["rollout/stopped"] > 0 and row["active_fraction/truncation"] >= row["rollout/stopped"]
         assert (
             6 <= row["target_length/mean"] <= 20
             and row["target_length/error"] > 0
             and math.isfinite(row["target_length/slope"])
         )
-        assert row["touched/reward_shaping"] > 0.5
+        assert row["active_fraction/reward_shaping"] > 0.5
         assert {"rollout/repetition", "rollout/check_again", "rollout/best_gap", "rollout/pass_at_8"} <= row.keys()
     assert rows[0]["eval/probe/best_gap"] == 0, "one sample a question is its own best"
     table = pd.read_parquet(min((folder / "rollouts").iterdir()))

@@ -307,8 +307,8 @@ def golden_batch() -> Scene:
     in_groups = [lengths[4 * group : 4 * group + 4] for group in range(5)]
     target_length = [[tokens] * 4 for tokens in (3, 5, 2, 4, 6)]
     graded = make_graded(
-        outcome, lengths=in_groups, truncated=truncated, counted=counted, trained=counted, target_length=target_length,
-        progress=[0.1, 0.9, 0.3, 0.7, 0.5],
+        outcome, lengths=in_groups, truncated=truncated, in_statistics=counted, in_loss=counted,
+        target_length=target_length, progress=[0.1, 0.9, 0.3, 0.7, 0.5],
     )  # fmt: skip
     steps = torch.arange(120, dtype=F64).reshape(20, 6)
     logprobs = -2.2 + 0.5 * torch.sin(steps)
@@ -419,7 +419,7 @@ def test_two_options_that_act_while_generating_train_two_policies(axis: str, tmp
     for place, choice in enumerate(choices):
         folder = run_in_process(tmp_path / str(place), *background.split(), *f"{axis}={choice}".split())
         ends[choice] = torch.cat([weight.flatten() for weight in final_weights(folder).values()])
-        shares = [row["metrics"].get(f"touched/{axis}", 0.0) for row in metrics_of(folder)[1:]]
+        shares = [row["metrics"].get(f"active_fraction/{axis}", 0.0) for row in metrics_of(folder)[1:]]
         switched_on = place > 0 and axis in ("curriculum", "truncation", "group_filter")
         assert (max(shares) > 0) is switched_on, choice
     for one, other in combinations(choices, 2):

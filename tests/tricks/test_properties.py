@@ -195,7 +195,7 @@ groups = st.integers(2, 5).flatmap(
 
 
 def tables(values, cells) -> st.SearchStrategy:
-    """One drawn cell for each reward."""
+    """One drawn run for each reward."""
     return st.tuples(*(st.tuples(*(cells for _ in row)) for row in values))
 
 
@@ -339,7 +339,7 @@ def test_centred_advantages_of_a_group_add_up_to_zero(baseline, scale, drawn) ->
 @given(masked_groups)
 def test_weighted_advantages_add_up_to_zero_over_what_they_are_centred_on(baseline, scale, weights, drawn) -> None:
     values, lengths, counted = drawn
-    graded = make_graded(values, lengths=lengths, counted=counted)
+    graded = make_graded(values, lengths=lengths, in_statistics=counted)
     weighted = weights.of(graded) * advantages_of(graded, baseline, scale)
     total = weighted.sum(dim=1) if baseline.group_relative else weighted.sum()
     assert_close(total, torch.zeros_like(total), TOLERANCE, "weighted sum over the group, or over the batch")
@@ -396,7 +396,7 @@ def test_a_scale_that_says_it_moves_zeros_does(scale) -> None:
 def test_uncounted_rows_move_no_other_row_and_get_zero(baseline, scale, drawn, other, length) -> None:
     values, lengths, counted = drawn
     bits = torch.tensor(counted)
-    graded = make_graded(values, lengths=lengths, counted=counted)
+    graded = make_graded(values, lengths=lengths, in_statistics=counted)
     changed = replace(
         graded,
         reward=torch.where(bits, graded.reward, other),
@@ -430,7 +430,7 @@ def test_a_row_that_is_counted_does_move_its_siblings(baseline, scale) -> None:
 @shapes_unchecked()
 def test_counted_rows_are_advised_as_if_the_others_did_not_exist(baseline, scale, drawn) -> None:
     values, lengths, counted = drawn
-    got = advantages_of(make_graded(values, lengths=lengths, counted=counted), baseline, scale)
+    got = advantages_of(make_graded(values, lengths=lengths, in_statistics=counted), baseline, scale)
     for row, sizes, bits, advantages in zip(values, lengths, counted, got):
         kept = [value for value, bit in zip(row, bits) if bit]
         if kept:
@@ -445,7 +445,7 @@ def test_counted_rows_are_advised_as_if_the_others_did_not_exist(baseline, scale
 )
 @pytest.mark.parametrize("reward", [0.7, 1.0])
 def test_the_only_counted_row_of_a_group_gets_zero(baseline, scale, reward) -> None:
-    graded = make_graded([[reward, 0.3, 0.2]], counted=[[True, False, False]])
+    graded = make_graded([[reward, 0.3, 0.2]], in_statistics=[[True, False, False]])
     assert advantages_of(graded, baseline, scale).tolist() == [[0.0] * 3]
 
 
@@ -454,7 +454,7 @@ def test_the_only_counted_row_of_a_group_gets_zero(baseline, scale, reward) -> N
 def test_without_a_baseline_the_advantage_is_the_counted_reward(drawn) -> None:
     values, _, counted = drawn
     expected = [[value * bit for value, bit in zip(row, bits)] for row, bits in zip(values, counted)]
-    assert_close(advantages_of(make_graded(values, counted=counted), NoBaseline()), expected, 0, "reward")
+    assert_close(advantages_of(make_graded(values, in_statistics=counted), NoBaseline()), expected, 0, "reward")
 
 
 # --- rejection and the statistics ---------------------------------------------------------------------------
@@ -465,7 +465,7 @@ def advantages_with(rejection, scene: Scene, reward: Tensor) -> tuple[Tensor, Te
     graded, mask = replace(scene.graded, reward=reward), scene.rollouts.sampled_mask
     stays = rejection(scene.old_logprobs, scene.rollouts.sampler_logprobs, mask)
     settled = rejection.settle(graded, stays & mask)
-    return advantages_of(settled).flatten(), ~settled.trained.flatten()
+    return advantages_of(settled).flatten(), ~settled.in_loss.flatten()
 
 
 @pytest.mark.parametrize("rejection", REJECTIONS, ids=label)
@@ -854,9 +854,9 @@ def test_every_option_acts_on_the_scenes(case) -> None:
     [batch] = marked(run, batches, scene.logprobs, scene.rollouts)
     logprobs = scene.logprobs.flatten()[batch.tokens]
     sums = policy_loss(run.loss_tricks, batch, logprobs, -logprobs).sums
-    assert (sums["surrogate_touched"] > 0) != run.surrogate.touches_nothing
-    assert (sums["importance_touched"] > 0) != run.importance.touches_nothing
-    assert ((inputs.correction_weights != 1)[inputs.loss_mask].any()) != run.correction.touches_nothing
+    assert (sums["surrogate_active"] > 0) != run.surrogate.is_no_op
+    assert (sums["importance_active"] > 0) != run.importance.is_no_op
+    assert ((inputs.correction_weights != 1)[inputs.loss_mask].any()) != run.correction.is_no_op
     assert (inputs.loss_mask.sum() < scene.rollouts.sampled_mask[~scene.graded.truncated.flatten()].sum()) != (
         isinstance(run.rejection, NoRejection) and not run.entropy.selects_tokens
     )

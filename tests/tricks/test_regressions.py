@@ -110,7 +110,7 @@ def test_tied_fp32_batches_push_no_mass(baseline, scale) -> None:
 def test_filters_see_tied_fp32_groups() -> None:
     """Filters on `std == 0`: twelve rewards of 0.7 in fp32 have a deviation above 0 and stay."""
     graded = make_graded([[0.7] * 12, [0.7] * 11 + [0.6]], dtype=torch.float32)
-    trained = Drop(signal=Signal.reward)(graded).trained
+    trained = Drop(signal=Signal.reward)(graded).in_loss
     assert trained.any(dim=1).tolist() == [False, True]
 
 
@@ -272,7 +272,7 @@ def test_maxrl_refuses_rewards_below_zero() -> None:
 def test_groups_of_unequal_counts_keep_their_own_baselines() -> None:
     """slime #2062: once groups were uneven, one baseline over everything took their place."""
     counted = [[True] * 4, [True, True, False, False]]
-    graded = make_graded([[1, 0, 0, 0], [1, 0, 1, 1]], counted=counted)
+    graded = make_graded([[1, 0, 0, 0], [1, 0, 1, 1]], in_statistics=counted)
     for baseline in (GroupMean(Singleton.zero), LengthWeighted(Singleton.zero)):
         got = advantages_of(graded, baseline)
         assert_close(got, [[0.75, -0.25, -0.25, -0.25], [0.5, -0.5, 0, 0]], EXACT, "1/4 and 1/2")
@@ -299,7 +299,7 @@ def test_rejected_rows_leave_the_baseline_unless_asked_to_stay(bounds) -> None:
         rejection = bounds(rejected_in_statistics=in_statistics, low=0.5, high=2.0, bounds=BoundForm.ratio)
         stays = rejection(log_rho, torch.zeros(4, 2, dtype=F64), rollouts.sampled_mask)
         settled = rejection.settle(make_graded([[1, 0, 0, 0]]), stays)
-        assert settled.trained.tolist() == [[True, True, False, False]]
+        assert settled.in_loss.tolist() == [[True, True, False, False]]
         assert_close(advantages_of(settled), [expected], EXACT, f"in statistics: {in_statistics}")
 
 
@@ -359,7 +359,7 @@ def test_each_optimiser_step_divides_by_its_own_counts(aggregation) -> None:
 def test_one_rule_of_counting_for_every_aggregation(aggregation) -> None:
     """verl: its sequence means divided by all rows and its token mean by the survivors, in the same run."""
     # Half the rows of each group leave, all rows are 4 tokens of loss 1: originals give half of the survivors.
-    inputs = step_of([4] * 4, [-1] * 4, 2, trained=[True, False, True, False])
+    inputs = step_of([4] * 4, [-1] * 4, 2, in_loss=[True, False, True, False])
     original, survivors = (
         loss_and_gradient(make_run(aggregation=aggregation, denominator=denominator), inputs, flat(4, 4))[0]
         for denominator in (Original(), Survivors())
@@ -377,7 +377,7 @@ def test_a_masked_row_with_a_huge_loss_is_not_in_the_numerator() -> None:
         for junk in (-1.0, -1e4):
             logprobs = flat(2, 3)
             logprobs[1] = junk
-            inputs = step_of([2, 3], [1, 1], 2, trained=[True, False], ref_logprobs=flat(2, 3))
+            inputs = step_of([2, 3], [1, 1], 2, in_loss=[True, False], ref_logprobs=flat(2, 3))
             # The advantage of the masked row is put back: the mask alone must keep it out.
             inputs = replace(inputs, advantages=torch.ones(2, 3, dtype=F64))
             leaf = logprobs.clone().requires_grad_()
@@ -746,7 +746,7 @@ def test_soft_overlong_stops_at_its_factor_beyond_the_cap() -> None:
 def test_a_cut_response_is_scored_unless_an_option_says_otherwise() -> None:
     """TRL's preset masks truncated completions: their rows then press on nothing, and lengths grow."""
     graded = make_graded([[1, 0]], truncated=[[False, True]])
-    assert Score()(graded).trained.all()
+    assert Score()(graded).in_loss.all()
     plain = OmegaConf.load(conf_folder() / "config.yaml").defaults
     chosen = {key: value for entry in plain if not isinstance(entry, str) for key, value in entry.items()}
     assert chosen["truncation"] == "score"

@@ -33,7 +33,7 @@ def test_the_shortest_right_answers_are_kept(keep: int, expected: list[list[int]
 def test_demonstrations_draw_nothing_and_none_trains_nothing() -> None:
     demonstrations, right = Demonstrations(**FIT), torch.tensor([[True, False]])
     assert demonstrations.draws == 0 and demonstrations.picks(right, right.long()).equal(right)
-    assert NoSft().touches_nothing and not demonstrations.touches_nothing
+    assert NoSft().is_no_op and not demonstrations.is_no_op
 
 
 def test_more_answers_than_are_drawn_cannot_be_kept() -> None:

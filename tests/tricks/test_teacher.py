@@ -83,7 +83,7 @@ def test_a_policy_comes_closer_to_its_teacher_and_answers_like_it(teacher_run: P
     assert distance[-1] < distance[0] / 2 and all(value > 0 for value in distance)
     accuracy = [line["metrics"]["reward/outcome"] for line in lines[1:]]
     assert sum(accuracy[-3:]) > sum(accuracy[:3]) + 0.3, "the verifier's word was never learnt from"
-    assert all(line["metrics"]["touched/teacher"] > 0.9 for line in lines[1:])
+    assert all(line["metrics"]["active_fraction/teacher"] > 0.9 for line in lines[1:])
 
 
 @pytest.mark.extended

@@ -1,1 +1,1 @@
-"""Whether training reward and downstream accuracy part: measures of runs, and what choosing by reward costs."""
+"""Divergence of training reward and downstream accuracy: measures of runs, and what choosing by reward costs."""

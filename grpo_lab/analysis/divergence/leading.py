@@ -1,4 +1,4 @@
-"""What announces a loss of downstream accuracy: how well, how early, and how often in vain.
+"""Early-warning indicators of a loss of downstream accuracy: how well, how early, and how often in vain.
 
 A loss is an evaluation at which downstream accuracy E is at least 10 points below its value at step 0. An indicator is
 read at every evaluation after step 0, before the loss and before the last evaluation, as its change since the start in
@@ -96,7 +96,7 @@ def lost_at(track: Track) -> int | None:
 
 
 def can_lose(track: Track) -> bool:
-    """Whether the run was evaluated throughout and began with as much accuracy as a loss takes."""
+    """True if the run was evaluated throughout and began with as much accuracy as a loss takes."""
     return bool(np.isfinite(track.downstream).all() and track.downstream[0] >= LOSS)
 
 
@@ -111,9 +111,9 @@ def announced(
 ) -> Announced:
     """How the indicator announces losses in `runs`; null runs with a loss set no threshold.
 
-    The area's interval resamples whole runs, and is withheld below 10 runs with a loss to come or 10 without. Simulated
-    with 4 and 10 evaluations, 25% to 50% of runs lost and areas of 0.5 to 0.72, it covers 91% to 97% with 40, 80 and
-    160 runs. Runs that share a base or a seed are not as independent as those.
+    The area's interval resamples whole runs, and is not reported below 10 runs with a loss to come or 10 without.
+    Simulated with 4 and 10 evaluations, 25% to 50% of runs lost and areas of 0.5 to 0.72, it covers 91% to 97% with 40,
+    80 and 160 runs. Runs that share a base or a seed are not as independent as those.
 
     The threshold is the 95% prediction bound for the highest reading of one more null run, m + t sqrt(1 + 1/n) s from
     mean and standard deviation of the highest readings of n of them. So one null run in twenty alarms at any time, if
@@ -228,7 +228,7 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
     if not lines:
         return ""
     head = [
-        f"What announces a loss of {100 * LOSS:g} points of downstream accuracy since step 0",
+        f"Early-warning indicators of a {100 * LOSS:g}-point drop of downstream accuracy since step 0",
         "  Area: how often a run that loses later reads higher than one that never does, at the same step before the",
         f"  loss; 0.5 says nothing, below it the opposite announces. Null runs: {null}.",
     ]

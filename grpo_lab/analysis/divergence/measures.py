@@ -73,10 +73,10 @@ class Onset:
 
 
 def sustained(values: np.ndarray, run: int = RUN) -> np.ndarray:
-    """The first of `run` evaluations in a row, after step 0, at which the mean over seeds is surely above 0.
+    """The first of `run` evaluations in a row, after step 0, at which the mean over seeds is significantly above 0.
 
-    Surely means that the one-sided 95% t interval over seeds lies above 0. `values` is [..., S, K]; returns the index
-    of the evaluation, [...], and -1 for none.
+    Significantly means that the one-sided 95% t interval over seeds lies above 0. `values` is [..., S, K]; returns the
+    index of the evaluation, [...], and -1 for none.
     """
     seeds = values.shape[-2]
     error = values.std(axis=-2, ddof=1) / math.sqrt(seeds)
@@ -90,7 +90,7 @@ def sustained(values: np.ndarray, run: int = RUN) -> np.ndarray:
 
 
 def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
-    """The onset: from where `values` [S, K], at budgets x [K], are surely above 0 for `run` evaluations in a row.
+    """Onset: the budget x [K] from which `values` [S, K] are significantly above 0 for `run` evaluations in a row.
 
     False alarms, simulated for 5 seeds with 5, 10 and 40 evaluations after step 0 and noise of autocorrelation 0.5:
     0.5%, 1.4% and 5.8% where step 0 has no noise, 1.3%, 3.2% and 10% where it has as much as the others, 3.4%, 5.0%
@@ -119,9 +119,9 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
 def onsets(cell: Sequence[Track]) -> dict[str, Onset]:
     """The onset of the gap ("onset"), and of the fall of downstream accuracy from its best ("onset_after_peak").
 
-    Runs of one arm that lack a value are left out; empty where every run lacks one. Where runs are of several bases, a
-    base counts as a seed does otherwise, with the mean of its runs. A peak is looked for at every evaluation, so with
-    many evaluations the fall must last longer to keep false alarms at 5%.
+    Runs of one arm that lack a value are left out; empty where every run lacks one. Where runs are of several base
+    models, a base counts as a seed does otherwise, with the mean of its runs. A peak is looked for at every evaluation,
+    so with many evaluations the fall must last longer to keep false alarms at 5%.
     """
     whole = [track for track in cell if np.isfinite(gap(track)).all()]
     if not whole:

@@ -29,7 +29,7 @@ class JudgedQuantity:
     prediction: QuantityPrediction
     measured: Interval
     holm: float
-    word: str
+    verdict: str
     note: str = ""
 
 
@@ -41,10 +41,10 @@ def judge_quantities(data: SweepData, finals: FinalValues) -> list[JudgedQuantit
     adjusted = holm([1.0 if math.isnan(p) else p for p in plain])
     judged = []
     for one, (found, note), p, raised in zip(predictions, measured, plain, adjusted.tolist()):
-        word = "not run" if math.isnan(found.mean) else "not resolved"
+        verdict = "not run" if math.isnan(found.mean) else "not significant"
         if not math.isnan(p) and raised < ALPHA:
-            word = "supported" if (found.mean > one.bound) == (one.above is not None) else "contradicted"
-        judged.append(JudgedQuantity(one, found, math.nan if math.isnan(p) else raised, word, note))
+            verdict = "supported" if (found.mean > one.bound) == (one.above is not None) else "contradicted"
+        judged.append(JudgedQuantity(one, found, math.nan if math.isnan(p) else raised, verdict, note))
     return judged
 
 
@@ -96,7 +96,7 @@ def quantities_text(data: SweepData, finals: FinalValues) -> str:
     lines = ["Predictions about whole levels; base models are the observations"]
     for one in judged:
         where = f" at {data.design.factor}={one.prediction.level}" if data.design and one.prediction.level else ""
-        lines.append(f"  {one.word}: {quantity_words(one.prediction)}{where}")
+        lines.append(f"  {one.verdict}: {quantity_words(one.prediction)}{where}")
         p = f", Holm {p_text(one.holm)}" if not math.isnan(one.holm) else ""
         note = f" ({one.note})" if one.note else ""
         lines.append(f"    {measured_text(one)}, {one.measured.runs()}{p}{note}")
@@ -110,9 +110,9 @@ def quantities_head(name: str) -> str:
 
 def quantities_table(data: SweepData, finals: FinalValues) -> str:
     """One row per declared quantity, as a markdown table."""
-    lines = [f"{quantities_head(data.record.name)} level | measured | p | word |", "|---" * 5 + "|"]
+    lines = [f"{quantities_head(data.record.name)} level | measured | p | verdict |", "|---" * 5 + "|"]
     for one in judge_quantities(data, finals):
         p = "" if math.isnan(one.holm) else p_text(one.holm).removeprefix("p ").removeprefix("= ")
-        cells = (quantity_words(one.prediction), one.prediction.level, measured_text(one), p, one.word)
+        cells = (quantity_words(one.prediction), one.prediction.level, measured_text(one), p, one.verdict)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Whether training reward ranks the arms as downstream accuracy does, and what choosing by reward costs."""
+"""Rank agreement of training reward and downstream accuracy, and the regret of choosing by reward."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _note(arms: Sequence[str], left: Sequence[str], seeds: set[int], common: Seq
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether arms rank alike by reward and by accuracy: the regret of the arm with the highest reward, and tau_b.
+    """Rank agreement of arms by reward and by accuracy: the regret of the arm with the highest reward, and tau_b.
 
     `same` says that one arm is best by both, whichever seed is left out; the regret then has no bounds.
     """

@@ -1,4 +1,4 @@
-"""What choosing a checkpoint costs, chosen on one half of the questions and measured on the other.
+"""The cost of choosing a checkpoint, chosen on one half of the questions and measured on the other.
 
 The best of several noisy numbers looks better than it is: the best of 5, 10, 20 or 40 equal checkpoints by 1.16, 1.54,
 1.87 or 2.16 standard errors of sampling. So the best checkpoint is picked on a random half A of the questions and
@@ -58,7 +58,7 @@ def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray)
 
 
 def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> Measured:
-    """What a rule that picked checkpoint `chosen` gave away: E^B at the k that is best on A, less E^B at `chosen`.
+    """The regret of a rule that picked checkpoint `chosen`: E^B at the k that is best on A, less E^B at `chosen`.
 
     Negative where the rule picked better than half of the questions did.
     """

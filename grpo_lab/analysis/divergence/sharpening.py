@@ -108,7 +108,7 @@ def _share(gains: Sequence[tuple[int, tuple[float, float] | str]], bases: Mappin
 
 
 def sharpening_text(data: SweepData, finals: FinalValues) -> str:
-    """What lowering the temperature of the initial policy gives of every arm's reward gain."""
+    """The share of every arm's reward gain that the initial policy reaches at a lower temperature."""
     found = sharpening(data, finals)
     known = [one for one in found.values() if not math.isnan(one.share.mean)]
     if not known:

@@ -116,14 +116,14 @@ def divergence_table(
 
 
 def _over_runs(cell: Sequence[Track], name: str, values: Sequence[float], unit: str = "pp", note: str = "") -> Row:
-    """Mean and interval of one number per run of a cell, those that are NaN left out; pp are shares times 100."""
+    """Mean and interval of one number per run of an arm, those that are NaN left out; pp are shares times 100."""
     scale = 100 if unit.startswith("pp") and unit != "pp/pp" else 1
     own = mean_of_tracks(cell, [scale * value for value in values])
     return Row(PREFIX + name, unit, own.mean, own.low, own.high, own.n, note)
 
 
 def _absent(cell: Sequence[Track], *names: str) -> str:
-    """Which of these metrics no run of the cell logged, in words."""
+    """Which of these metrics no run of the arm logged, in words."""
     missing = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in cell)]
     return ", ".join(f"{metric} was not logged" for metric in missing)
 
@@ -156,7 +156,7 @@ def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
 def _choice_rows(
     cell: Sequence[Track], answers: Answers | None, halves: dict[int, np.ndarray], rng: np.random.Generator
 ) -> Iterator[Row]:
-    """What it costs to stop at the end, or at the checkpoint that a rule picks, instead of at the best one."""
+    """The regret of stopping at the end, or at the checkpoint that a rule picks, instead of at the best one."""
     if answers is None or len(answers.question) < 2:
         for name in ("post_peak_drop", *(f"selection_regret_{rule}" for rule in _REGRETS), "selection_optimism"):
             why = NOT_SAVED if answers is None else "one question has no halves"
@@ -227,13 +227,13 @@ def _seen_top(track: Track, a: float, b: float) -> tuple[float, float]:
 
 
 def _flat_note(cell: Sequence[Track]) -> str:
-    """What a curve that does not turn means: that it only fell is not that nothing was lost."""
+    """Note on a curve that does not turn: one that only fell has lost accuracy all the same."""
     end = mean_of_tracks(cell, [change(track.downstream)[-1] for track in cell])
     return "no top, and it ends below the start" if end.high < 0 else "no over-optimisation seen"
 
 
 def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
-    """What the gap consists of, and how much of the reward's change was never correctness."""
+    """Decomposition of the gap, and the part of the reward's change that was never correctness."""
     parts = [waterfall(track) for track in cell]
     for name, ends in WATERFALL.items():
         yield _over_runs(cell, f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(cell, *ends))
@@ -269,7 +269,7 @@ def _coverage_rows(cell: Sequence[Track], answers: Answers | None, rng: np.rando
 
 
 def _arm_rows(here: RankedArms | None, why_not: str) -> Iterator[Row]:
-    """Whether training reward ranks the arms of a level as downstream accuracy does."""
+    """Rank agreement of training reward and downstream accuracy over the arms of a level."""
     names = {"arm_regret": "pp", "arm_tau": "1"}
     if here is None or len(here.seeds) < 2:
         why = why_not or "fewer than two seeds have every arm"

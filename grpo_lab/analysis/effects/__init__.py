@@ -1,1 +1,1 @@
-"""What a trick changes: contrasts of arms paired by seed, the first table, and the verdict on declared predictions."""
+"""Effects of tricks: contrasts of arms paired by seed, the first table, and the verdict on declared predictions."""

@@ -16,7 +16,7 @@ def ranked_metrics(data: SweepData) -> list[str]:
 
 
 def all_pairs(data: SweepData, finals: FinalValues, level: str, metric: str) -> AllPairs | None:
-    """Every arm of a level against every other; None for fewer than three arms or two bases.
+    """Every arm of a level against every other; None for fewer than three arms or two base models.
 
     An arm is not reported where `comparison` gives its mean no interval: some of its runs collapsed and others did not,
     or they fall into two groups. `stats.all_pairs` says where else.
@@ -41,7 +41,7 @@ def why_not(data: SweepData, finals: FinalValues, metric: str) -> str:
     if metric not in finals.values or finals.values[metric].isna().all():
         return f"{metric} was not logged"
     if len(set(finals.bases.values())) < 2:
-        return "all runs are of one base, and arms are distinguished by how they differ from base to base"
+        return "all runs are of one base model, and arms are distinguished by how they differ from base to base"
     if all(all_pairs(data, finals, level, metric) is None for level in data.levels):
-        return "no level has three arms on two bases"
+        return "no level has three arms on two base models"
     return ""

@@ -1,4 +1,4 @@
-"""The arms of a sweep in one table: what it ends with in the shell, in `grpo-lab figures` and in trackers."""
+"""The arms of a sweep in one table, printed at its end in the shell, in `grpo-lab figures` and in trackers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS, in_words
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, WITHHELD, WITHHELD_MEANS, Interval, few, seed_differences
+from grpo_lab.analysis.stats.intervals import (
+    FOR_INTERVAL,
+    NOT_REPORTED,
+    NOT_REPORTED_MEANS,
+    Interval,
+    few,
+    seed_differences,
+)
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.analysis.tracks import gap, tracks
 
@@ -50,8 +57,8 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
             more = seed_differences(gained, gaps.get((level, data.control), _NONE))
             rows.append(_row(f"  minus {data.control}", apart, _over_runs(more, finals), "+"))
     further = comparison(data) if data.design is None else []
-    withheld = WITHHELD_MEANS if any(WITHHELD in cell for row in rows for cell in row) else ""
-    below = " ".join(filter(None, [withheld, f"{finals.rule}."]))
+    explained = NOT_REPORTED_MEANS if any(NOT_REPORTED in cell for row in rows for cell in row) else ""
+    below = " ".join(filter(None, [explained, f"{finals.rule}."]))
     return [
         *_head(data, finals, most),
         *aligned(rows, "  "),
@@ -64,11 +71,11 @@ def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
     """The heading of the table and how to read it; `most` is the largest number of runs of an arm."""
     planned = sum(data.seeds_planned(level, arm) for level in data.levels for arm in data.arms)
     done = f"{len(data.finished)} of {planned} planned runs are finished"
-    said = f"{data.record.name}: {done}; the control is {data.control}"
+    summary = f"{data.record.name}: {done}; the control is {data.control}"
     if data.design is None:
-        said = f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control"
+        summary = f"{data.record.name}: nothing was declared, so nothing is judged; {data.control} is the control"
     elif data.declaration is None:
-        said += "; exploratory: nothing was declared, so nothing is judged"
+        summary += "; exploratory: nothing was declared, so nothing is judged"
     brackets = f"Brackets: {finals.brackets}, n runs"
     if most < FOR_INTERVAL:
         brackets = f"{few(most)}; parentheses show the two values" if most == 2 else few(most)
@@ -77,7 +84,7 @@ def _head(data: SweepData, finals: FinalValues, most: int) -> list[str]:
         "share of responses that the training grader accepts. Divergence: its gain since step 0 minus the gain in "
         "downstream accuracy, in percentage points."
     )
-    return [said, "", *textwrap.wrap(explained, _WIDTH)]
+    return [summary, "", *textwrap.wrap(explained, _WIDTH)]
 
 
 def _gaps(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], pd.Series]:

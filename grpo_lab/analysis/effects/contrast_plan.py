@@ -1,4 +1,4 @@
-"""Which contrasts a sweep has: one wherever two arms differ by one trick alone, by the same rule for every design.
+"""The contrasts of a sweep: one wherever two arms differ by exactly one trick, by the same rule for every design.
 
 A contrast is a weighted sum of arms of one level. It is always the value with the trick less the value without it, also
 for a trick that was left out of the whole. Kinds:
@@ -55,7 +55,7 @@ def planned_contrasts(data: SweepData) -> list[Contrast]:
 
 
 def is_ladder(data: SweepData) -> bool:
-    """Whether every arm holds all tricks of the arm before it, so that each trick has one context only."""
+    """True if every arm holds all tricks of the arm before it, so that each trick has one context only."""
     rungs = sorted(_cells(data), key=len)
     return len(rungs) > 2 and all(lower < upper for lower, upper in itertools.pairwise(rungs))
 

@@ -1,7 +1,7 @@
 """The effect of every trick on every metric, paired by seed, at one budget or at several; tables of them.
 
 `contrast_plan` says which contrasts a sweep has. An effect is a contrast over the seeds that all of its arms have, for
-another base where they are of several (`stats.comparison`). Contrasts that share an arm share its noise: where the
+a new base model where they are of several (`stats.comparison`). Contrasts that share an arm share its noise: where the
 control's seeds were good, every trick added to it looks worse.
 
 A family of tests is all effects of one kind on one metric, over all levels. On the declared primary metric p is
@@ -30,7 +30,7 @@ from grpo_lab.analysis.final_values import (
 )
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.stats.comparison import Comparison
-from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval
+from grpo_lab.analysis.stats.intervals import NOT_REPORTED_MEANS, Interval
 from grpo_lab.analysis.stats.multiplicity import ALPHA, benjamini_hochberg, holm, p_text
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.table_rows import groups_of
@@ -41,7 +41,7 @@ AXES = ("steps", "sampled_tokens", "trained_tokens", "flops", "simulated_seconds
 TRAINING_REWARD = TRAINING["reward"]
 HOLM, SCREENING = "Holm", "Benjamini-Hochberg"
 # What the derived quantities are made of.
-_PARTS = (REWARD, HELDOUT, "reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
+_PARTS = (REWARD, HELDOUT, "reward/in_loss_outcome", "eval/heldout_training/truncated", "active_fraction/truncation")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TrickEffect:
 
     `p` is that of the comparison, NaN for one pair; `p_adjusted` is p adjusted by `correction` over `family` tests.
     `mde` is the smallest true effect that such a design with this scatter finds with 80% power, NaN where the interval
-    is withheld. `harm` is the chance to lose more than 2 points in another base, of an accuracy or a reward.
+    is not reported. `harm` is the chance to lose more than 2 points on a new base model, of an accuracy or a reward.
     `collapsed_with` counts the collapsed runs in arms that have the trick, `collapsed_without` those in the other arms.
     """
 
@@ -68,7 +68,7 @@ class TrickEffect:
 
     @property
     def interval(self) -> Interval:
-        """Over all pairs; without bounds, and with the reason, where it is withheld."""
+        """Over all pairs; without bounds, and with the reason, where it is not reported."""
         return self.comparison.whole
 
     @property
@@ -83,7 +83,7 @@ class TrickEffect:
 
     @property
     def resolved(self) -> bool:
-        """Whether the sign is sure: the adjusted p is below .05."""
+        """True if the effect is significant: the adjusted p is below .05."""
         return self.p_adjusted < ALPHA and self.comparison.sign != 0
 
 
@@ -284,11 +284,11 @@ def sign_flips(on_axes: Mapping[str, AtBudget]) -> list[AxisFlip]:
 def effects_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     """One row per contrast and metric, in the metric's unit; contrasts that were not run have no row.
 
-    `family` is the number of tests that `p_adjusted` accounts for. `minimum_detectable` is the effect that so many
-    pairs with this scatter find with 80% power. `harm` is the chance to lose more than 2 points in another base.
-    `withheld` says why there is no interval; `alive` is then the effect in the pairs without a collapse, with its own.
-    `n_collapsed_with` and `n_collapsed_without` count the collapsed runs
-    of arms that have the trick and of arms that do not.
+    `family` is the number of tests that `p_adjusted` accounts for. `minimum_detectable` is the effect that `n_pairs`
+    pairs with this scatter find with 80% power. `harm` is the chance to lose more than 2 points on a new base model.
+    `not_reported` is the reason why there is no interval; `alive` is then the effect in the pairs without a collapse,
+    with its own. `n_collapsed_with` and `n_collapsed_without` count the collapsed runs of arms that have the trick and
+    of arms that do not.
     """
     rows = []
     for effect in trick_effects(data, finals):
@@ -296,13 +296,18 @@ def effects_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
         row = {"level": contrast.level, "trick": contrast.trick, "kind": contrast.kind, "context": contrast.context}
         row |= {"metric": effect.metric, "n_pairs": mean.n, "effect": mean.mean, "low": mean.low, "high": mean.high}
         row |= {"p": effect.p, "p_adjusted": effect.p_adjusted, "correction": effect.correction}
-        row |= {"family": effect.family, "minimum_detectable": effect.mde, "harm": effect.harm, "withheld": mean.why}
+        row |= {
+            "family": effect.family,
+            "minimum_detectable": effect.mde,
+            "harm": effect.harm,
+            "not_reported": mean.why,
+        }
         alive = effect.comparison.alive
         if effect.comparison.mixed:
             row |= {"alive": alive.mean, "alive_low": alive.low, "alive_high": alive.high, "n_alive": alive.n}
         rows.append(row | {"n_collapsed_with": effect.collapsed_with, "n_collapsed_without": effect.collapsed_without})
     names = ["level", "trick", "kind", "context", "metric", "n_pairs", "effect", "low", "high", "p", "p_adjusted"]
-    names += ["correction", "family", "minimum_detectable", "harm", "withheld", "alive", "alive_low", "alive_high"]
+    names += ["correction", "family", "minimum_detectable", "harm", "not_reported", "alive", "alive_low", "alive_high"]
     names += ["n_alive", "n_collapsed_with", "n_collapsed_without"]
     return pd.DataFrame(rows, columns=names).astype({"n_alive": "Int64"})
 
@@ -312,7 +317,7 @@ def effects_markdown(data: SweepData, finals: FinalValues) -> str:
     shown = list(dict.fromkeys([*effect_metrics(data)[:1], TRAINING_REWARD, HELDOUT, DOWNSTREAM]))
     effects = trick_effects(data, finals, shown)
     if not effects:
-        return "No two arms that ran differ by one trick alone.\n"
+        return "No two arms that ran differ by exactly one trick.\n"
     factor = data.design.factor if data.design else ""
     head = [*([factor] if factor else []), "trick", "context", "pairs", "collapsed with / without"]
     harmed = shown[0] if is_rated(shown[0]) else DOWNSTREAM
@@ -334,24 +339,24 @@ def effects_markdown(data: SweepData, finals: FinalValues) -> str:
 
 
 def harm_text(effect: TrickEffect | None) -> str:
-    """The chance of harm in another base, in percent; `-` where it is not known."""
+    """The chance of harm on a new base model, in percent; `-` where it is not known."""
     return "-" if effect is None or math.isnan(effect.harm) else f"{effect.harm:.0%}"
 
 
 def _cell(effect: TrickEffect | None) -> str:
     if effect is None:
         return "-"
-    said = effect.interval.text("+")
+    text = effect.interval.text("+")
     if effect.comparison.mixed and effect.comparison.alive.n:
-        said += f"; without collapses {effect.comparison.alive.text('+')}"
-    return said if math.isnan(effect.p_adjusted) else f"{said}, {p_text(effect.p_adjusted, ' ')}"
+        text += f"; without collapses {effect.comparison.alive.text('+')}"
+    return text if math.isnan(effect.p_adjusted) else f"{text}, {p_text(effect.p_adjusted, ' ')}"
 
 
 def _key(effects: Sequence[TrickEffect], finals: FinalValues) -> str:
-    head = f"What having a trick adds, paired by seed; brackets: {finals.brackets}, of the one contrast."
-    head += " P(harm): the chance to measure a loss of over 2 points on another base (or seed, with one)."
-    withheld = any(effect.interval.withheld for effect in effects)
-    head += f" {WITHHELD_MEANS}" if withheld else ""
+    head = f"Effect of each trick, paired by seed; brackets: {finals.brackets}, of the one contrast."
+    head += " P(harm): the chance to measure a loss of over 2 points on a new base model (or seed, with one)."
+    not_reported = any(effect.interval.not_reported for effect in effects)
+    head += f" {NOT_REPORTED_MEANS}" if not_reported else ""
     sizes: dict[str, set[int]] = {}
     for effect in effects:
         if effect.correction:

@@ -1,9 +1,10 @@
 """How many seeds and base models a declared experiment needs, from how far the runs of a pilot differ.
 
 A prediction is decided as `verdict` does: paired differences, a base's mean over its seeds as one observation, t with
-one degree less than there are bases (or seeds, with one base), Holm over all predictions. What is planned for is the
-first step of Holm, p below alpha / m, which a prediction passes whatever comes of the other m - 1: with effects in
-several of them Holm asks less. A prediction of `within` is found where the margin excludes an effect that is 0.
+one degree less than there are base models (or seeds, with one base model), Holm over all predictions. What is planned
+for is the first step of Holm, p below alpha / m, which a prediction passes whatever comes of the other m - 1: with
+effects in several of them Holm asks less. A prediction of `within` is found where the margin excludes an effect that is
+0.
 
 The deviations come from few runs and are rough, and so is every number made of them: intervals say how rough.
 Collapsed runs are left out of them and counted.
@@ -30,12 +31,12 @@ from grpo_lab.analysis.stats.power import POWER, fewest, minimum_detectable_effe
 from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.config.design import Design, Direction, Prediction
 
-SEEDS = (1, 2, 4, 8)  # on each base, of the tables
+SEEDS = (1, 2, 4, 8)  # on each base model, of the tables
 BASES = (3, 4, 6, 8, 12, 16)
-ALONE = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # seeds, where there is one base
+ALONE = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # seeds, where there is one base model
 TRIALS = 400  # simulated sweeps, which give a power to within 5 points
 
-Place = tuple[str, str]  # level and arm
+Condition = tuple[str, str]  # level and arm
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def with_predictions(design: Design) -> Design:
 
 
 def bases_run(design: Design) -> set[int]:
-    """The bases that the seeds of the chosen part start from; none where the design names none."""
+    """The base models that the seeds of the chosen part start from; none where the design names none."""
     return {base for seed in design.chosen().seeds if (base := design.base_of(seed)) is not None}
 
 
@@ -91,8 +92,8 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     """How far paired differences on a metric deviate, in these runs.
 
     The design's own contrasts where the pilot has their arms, else each of the pilot's arms less its control. Where it
-    has one arm alone, pairs are assumed to gain nothing, and effects to deviate between bases as the runs do. Raises
-    ValueError where no contrast has two pairs.
+    has one arm alone, pairs are assumed to gain nothing, and effects to deviate between base models as the runs do.
+    Raises ValueError where no contrast has two pairs.
     """
     finals = finals or final_values(data)
     own = [places_of(design, one) for one in design.predictions if one.metric == metric]
@@ -107,11 +108,11 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     columns = pd.DataFrame({str(place): series for place, (series, _) in found.items()})
     scatter = pooled_scatter(columns, finals.bases)
     if alone:
-        how = "runs of one arm alone: a pair is assumed to deviate by sqrt(2) times "
+        how = "runs of only one arm: a pair is assumed to deviate by sqrt(2) times "
         if math.isnan(scatter.within):
-            how += "what runs of several bases do, which is careful"
+            how += "what runs of several base models do, which is careful"
         else:
-            how += "a run's seeds, and effects between bases by as much as runs do, which is careful"
+            how += "a run's seeds, and effects between base models by as much as runs do, which is careful"
         scatter = _of_pairs(scatter)
     pairs = int(columns.notna().to_numpy().sum())
     collapsed = sum(number for _, number in found.values())
@@ -121,9 +122,9 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
 
 
 def _of_pairs(runs: Scatter) -> Scatter:
-    """The scatter of differences between two independent runs of a base, whose effects differ as the bases do.
+    """The scatter of differences between two independent runs of a base, whose effects differ as the base models do.
 
-    With one run a base the two parts are not told apart, and both count twice: no less than the difference has.
+    With one run a base the two parts cannot be separated, and both count twice: no less than the difference has.
     """
     if math.isnan(runs.between):
         return replace(runs, within=2 * runs.within)
@@ -133,8 +134,8 @@ def _of_pairs(runs: Scatter) -> Scatter:
 
 
 def _differences(
-    finals: FinalValues, metric: str, contrasts: Sequence[tuple[Place, Place]]
-) -> dict[tuple[Place, Place], tuple[pd.Series, int]]:
+    finals: FinalValues, metric: str, contrasts: Sequence[tuple[Condition, Condition]]
+) -> dict[tuple[Condition, Condition], tuple[pd.Series, int]]:
     """Differences by seed of the contrasts that have some, without collapsed pairs, and how many collapsed."""
     found = {}
     for place, reference in dict.fromkeys(contrasts):
@@ -148,7 +149,7 @@ def _differences(
     return found
 
 
-def _without(finals: FinalValues, metric: str, place: Place) -> tuple[pd.Series, int]:
+def _without(finals: FinalValues, metric: str, place: Condition) -> tuple[pd.Series, int]:
     """The values of an arm without collapsed runs, and how many collapsed."""
     whole = finals.of(*place, metric)
     left = whole[[seed not in finals.fallen(place) for seed in whole.index]]
@@ -160,7 +161,7 @@ def _without(finals: FinalValues, metric: str, place: Place) -> tuple[pd.Series,
 
 @dataclass(frozen=True)
 class Question:
-    """What a test is asked to find: an effect of this size, or, `within`, that a true 0 is within this margin.
+    """The target of a test: an effect of this size, or, `within`, that a true 0 is within this margin.
 
     `family` is how many predictions Holm counts.
     """
@@ -171,7 +172,7 @@ class Question:
 
     @property
     def alpha(self) -> float:
-        """What the smallest p of the family must be below."""
+        """The threshold of the smallest p of the family."""
         return ALPHA / self.family
 
     def power(self, sd: float, observations: int) -> float:
@@ -191,8 +192,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Needed:
-    """How many bases with so many seeds each (or seeds, with one base) find an effect; `low` and `high` with the ends
-    of the interval of their deviation. None: over 100,000.
+    """Number of base models with `seeds` each (or of seeds, with one) that find an effect.
+
+    `low` and `high` take the ends of the interval of their deviation. None: over 100,000.
     """
 
     seeds: int
@@ -217,7 +219,7 @@ def _number(value: int | None) -> str:
 
 
 def needed(question: Question, pilot: Pilot, of_bases: bool) -> list[Needed]:
-    """For each number of seeds on a base, how many bases; with one base, how many seeds."""
+    """For each number of seeds on a base, how many base models; with one base model, how many seeds."""
     rows = []
     for seeds in SEEDS if of_bases else (1,):
         sd = pilot.scatter.of_mean(seeds)
@@ -227,13 +229,13 @@ def needed(question: Question, pilot: Pilot, of_bases: bool) -> list[Needed]:
 
 
 def cheapest(rows: Sequence[Needed]) -> Needed | None:
-    """The row of the fewest runs; of equals that with more bases, whose interval rests on more."""
+    """The row of the fewest runs; of equals that with more base models, whose interval rests on more."""
     known = [row for row in rows if row.runs is not None]
     return min(known, key=lambda row: (row.runs or 0, row.seeds), default=None)
 
 
 def sizes(design: Design) -> tuple[int, int]:
-    """The design's observations and the seeds behind each: bases and seeds a base, or with one base seeds and 1."""
+    """The observations and the seeds of each: base models and their seeds, or seeds and 1 with one base model."""
     bases, seeds = len(bases_run(design)), len(design.chosen().seeds)
     return (bases, seeds // bases) if bases > 1 else (seeds, 1)
 
@@ -241,7 +243,7 @@ def sizes(design: Design) -> tuple[int, int]:
 def simulated_power(
     design: Design, scatters: Mapping[str, Scatter], question: Question, at: int, trials: int = TRIALS
 ) -> float:
-    """How often the lab finds prediction `at` of a design, in simulated sweeps of the design's bases and seeds.
+    """How often the lab finds prediction `at` of a design, in simulated sweeps of the design's base models and seeds.
 
     All predictions of the design count, so it is one that `with_predictions` gave. Arms are normal, so that paired
     differences deviate as `scatters` says for each metric; arms that share a control share its noise. The question's
@@ -276,7 +278,7 @@ def simulated_power(
             differences = values[place, one.metric] - values[reference, one.metric]
             by_seed = dict(zip(seeds, differences.tolist()))
             compared.append((reference, compare(by_seed, bases, grouped=is_rated(one.metric))))
-        found += decide(design, compared, {})[at].word == "supported"
+        found += decide(design, compared, {})[at].verdict == "supported"
     return found / trials
 
 
@@ -332,14 +334,14 @@ def _metric_lines(
     lines = _scatter_lines(pilots[metric], many)
     pilot = replace(pilots[metric], scatter=_met(pilots[metric].scatter, many))
     if pilot.scatter.of_mean(1).mean == 0:
-        return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may tell"]
+        return [*lines, "all differences are equal, so nothing can be planned: a pilot with more seeds may help"]
     observations, seeds = sizes(design)
     sd = pilot.scatter.of_mean(seeds)
     each = seeds if many else observations
-    declared = f"{f'{observations} bases x ' if many else ''}{each} seed{'s' * (each > 1)}"
+    declared = f"{f'{observations} base models x ' if many else ''}{each} seed{'s' * (each > 1)}"
     alpha = ALPHA / family
     if observations < FOR_INTERVAL:
-        what = "bases" if many else "seeds"
+        what = "base models" if many else "seeds"
         lines.append(
             f"as declared, {declared}: no interval, so no effect can be found: {FOR_INTERVAL} {what} are needed"
         )
@@ -359,7 +361,7 @@ def _metric_lines(
 
 def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
     scatter = pilot.scatter
-    counted = ((pilot.pairs, "pair"), (pilot.contrasts, "contrast"), (pilot.bases, "base"))
+    counted = ((pilot.pairs, "pair"), (pilot.contrasts, "contrast"), (pilot.bases, "base model"))
     pairs, contrasts, bases = (f"{number} {what}{'s' * (number != 1)}" for number, what in counted)
     lines = [f"{pairs} in {contrasts}, on {bases}: {pilot.how}"]
     if pilot.collapsed:
@@ -369,7 +371,7 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
         )
     parts = []
     if not math.isnan(scatter.between):
-        parts.append(f"between bases {scatter.of_bases:.3g} ({scatter.between_freedom:.1f} degrees of freedom)")
+        parts.append(f"between base models {scatter.of_bases:.3g} ({scatter.between_freedom:.1f} degrees of freedom)")
     if not math.isnan(scatter.within):
         parts.append(f"between seeds of a base {scatter.of_seeds:.3g} ({scatter.within_freedom:.1f})")
     lines.append(f"standard deviation of a difference: {', '.join(parts)}")
@@ -380,18 +382,18 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
         )
     if many and math.isnan(scatter.between):
         lines.append(
-            "the pilot has one base, so how far effects differ between bases is not known and counts as 0: the design "
-            "needs at least what follows. Remedy: a pilot on two bases or more"
+            "the pilot has one base model, so how far effects differ between base models is not known and counts as "
+            "0: the design needs at least what follows. Remedy: a pilot on two base models or more"
         )
     elif many and math.isnan(scatter.within):
         lines.append("the pilot has one seed a base, so that more seeds a base may help is not known")
     elif not many and math.isnan(scatter.within):
         lines.append(
-            "the pilot has one seed a base, so what differs between its bases counts for the seeds of one, which is "
-            "careful"
+            "the pilot has one seed a base, so what differs between its base models counts for the seeds of one, which "
+            "is careful"
         )
     elif not many and not math.isnan(scatter.between):
-        lines.append("the design has one base, so what differs between seeds of a base counts")
+        lines.append("the design has one base model, so what differs between seeds of a base counts")
     return lines
 
 
@@ -401,17 +403,17 @@ def _detectable(pilot: Pilot, many: bool, alpha: float) -> list[str]:
         sd = pilot.scatter.of_mean(1).mean
         cells = [f"{minimum_detectable_effect(sd, n, POWER, alpha):.3g}" for n in ALONE]
         return ["smallest effect, by seeds:", *aligned([["seeds", *map(str, ALONE)], ["effect", *cells]])]
-    rows = [["bases", *(f"{seeds} seeds each" if seeds > 1 else "1 seed each" for seeds in SEEDS)]]
+    rows = [["base models", *(f"{seeds} seeds each" if seeds > 1 else "1 seed each" for seeds in SEEDS)]]
     for bases in BASES:
         found = [minimum_detectable_effect(pilot.scatter.of_mean(seeds).mean, bases, POWER, alpha) for seeds in SEEDS]
         rows.append([str(bases), *(f"{one:.3g}" for one in found)])
-    return ["smallest effect, by bases and seeds:", *aligned(rows)]
+    return ["smallest effect, by base models and seeds:", *aligned(rows)]
 
 
 def _met(scatter: Scatter, many: bool) -> Scatter:
-    """The scatter that a design meets: one of a single base that between seeds.
+    """The scatter that a design meets: one of a single base model that between seeds.
 
-    Where the pilot has one seed a base, all that its bases differ by stands for it.
+    Where the pilot has one seed a base, all that its base models differ by stands for it.
     """
     if many or math.isnan(scatter.between):
         return scatter
@@ -421,7 +423,7 @@ def _met(scatter: Scatter, many: bool) -> Scatter:
 
 
 def _questions(design: Design, metric: str, effects: Sequence[float], family: int) -> list[tuple[Question, int]]:
-    """What is to be found on a metric, each with the position of a prediction that asks it."""
+    """The targets on a metric, each with the position of the prediction that sets it."""
     found: dict[Question, int] = {}
     for at, one in enumerate(design.predictions):
         if one.metric != metric:
@@ -459,14 +461,15 @@ def _question_lines(
         lines.append(f"  {trials} simulated sweeps, decided as the lab does, with no other effect: {alone:.0%}")
     rows = needed(question, pilot, many)
     if many:
-        table = [["seeds a base", "sd of a base's mean", "bases needed", "runs of an arm"]]
+        table = [["seeds a base", "sd of a base's mean", "base models needed", "runs of an arm"]]
         table += [[str(row.seeds), row.sd.text(), row.text, _number(row.runs)] for row in rows]
         lines += [f"  {line}" for line in aligned(table)]
         if (best := cheapest(rows)) is not None:
             arms = len(design.chosen().arms) * len(design.chosen().levels)
             each = "one seed" if best.seeds == 1 else f"{best.seeds} seeds"
             lines.append(
-                f"  fewest runs: {best.number} bases with {each} each, {arms * (best.runs or 0)} cells for {arms} arms"
+                f"  fewest runs: {best.number} base models with {each} each, {arms * (best.runs or 0)} runs for {arms} "
+                "arms"
             )
     else:
         lines.append(f"  seeds needed: {rows[0].text}; sd {rows[0].sd.text()}")

@@ -1,4 +1,4 @@
-"""The two co-primary outcomes of a claim of gain: how fast an arm learns, and whether it had room to end higher.
+"""The two co-primary endpoints of a claim of gain: how fast an arm learns, and whether it had room to end higher.
 
 Speed is the sampled tokens that an arm takes to reach a share of its control's gain, over those of the control. It is
 read off the evaluations, by straight lines between them, for each pair of runs of one seed. The final value is judged
@@ -22,7 +22,7 @@ from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.config.design import Design, Direction
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.tracking.whole import read_json
+from grpo_lab.tracking.checksums import read_json
 
 SHARES = (0.5, 0.9)  # of the control's gain
 FITTING = "problems that fit into it"  # the row of an environment profile that bounds held-out accuracy
@@ -31,7 +31,7 @@ Cell = tuple[str, str]  # level and arm
 
 
 def has_speed(metric: str) -> bool:
-    """Whether the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
+    """True if the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
     return metric.startswith("eval/") and metric.endswith("accuracy") and is_rated(metric)
 
 

@@ -1,4 +1,4 @@
-"""What further suites say of a sweep: those beside the four, where its runs asked them or a harness did."""
+"""Results of further suites of a sweep: those beside the four, evaluated by its runs or by a harness."""
 
 from __future__ import annotations
 

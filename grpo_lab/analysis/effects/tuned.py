@@ -26,7 +26,7 @@ from grpo_lab.config.design import Design
 
 @dataclass(frozen=True)
 class Setting:
-    """What one setting of an arm did: the mean over `runs` of `planned` runs, NaN for none; `stopped` of them are 0."""
+    """One setting of an arm: the mean over `runs` of `planned` runs, NaN for none; `stopped` of them are 0."""
 
     mean: float
     runs: int
@@ -84,14 +84,14 @@ def tuned(data: SweepData, finals: FinalValues) -> list[Tuned]:
 
 
 def _places(design: Design) -> dict[str, dict[str, str]]:
-    """Place -> setting -> level."""
+    """Condition -> setting -> level."""
     places: dict[str, dict[str, str]] = {}
     for level in design.levels:
         where, _, setting = level.rpartition("_")
         places.setdefault(where, {})[setting] = level
     if alone := [where for where, levels in places.items() if len(levels) < 2]:
         raise ValueError(
-            f"{design.name} has levels of one setting alone ({', '.join(map(repr, alone))}): "
+            f"{design.name} has levels of only one setting ({', '.join(map(repr, alone))}): "
             "label two or more of a place <where>_<setting>"
         )
     return places

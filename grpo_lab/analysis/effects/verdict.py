@@ -1,4 +1,4 @@
-"""What the runs say of the predictions that were declared, in a few plain lines."""
+"""Verdicts on declared predictions, and the text that reports them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_lab.analysis.caveats import caveats, place
-from grpo_lab.analysis.effects.acted import could_not_act
 from grpo_lab.analysis.effects.all_pairs import all_pairs, ranked_metrics
 from grpo_lab.analysis.effects.arms import arms_table
+from grpo_lab.analysis.effects.manipulation_checks import failed_checks
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words
@@ -17,10 +17,18 @@ from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
-from grpo_lab.analysis.stats.intervals import WITHHELD_MEANS, Interval, seed_differences
+from grpo_lab.analysis.stats.intervals import NOT_REPORTED_MEANS, Interval, seed_differences
 from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
 from grpo_lab.config.design import CountPrediction, Design, Direction, Prediction
 
+VERDICTS = (
+    "supported",
+    "contradicted",
+    "equivalent within the margin",
+    "not significant",
+    "manipulation check failed",
+    "not run",
+)
 MANY = 6  # arms from which an omnibus test is reported
 
 
@@ -30,8 +38,8 @@ class Judgement:
 
     `p` is of no effect, for a prediction within a margin of an effect no larger
     than that. `equivalence` is p of an effect as large as `margin` (NaN without one). `holm` and `equivalent` are these
-    adjusted together over `family` predictions. All are NaN for fewer than two seeds. `word` is supported,
-    contradicted, within the margin, not resolved, not run or could not act; `reason` says why it could not.
+    adjusted together over `family` predictions. All are NaN for fewer than two seeds. `verdict` is one of VERDICTS;
+    `reason` says why a manipulation check failed.
     """
 
     prediction: Prediction
@@ -43,17 +51,17 @@ class Judgement:
     equivalence: float
     equivalent: float
     family: int
-    word: str
+    verdict: str
     reason: str = ""
 
     @property
     def difference(self) -> Interval:
-        """Over all pairs; without bounds, and with the reason, where it is withheld."""
+        """Over all pairs; without bounds, and with the reason, where it is not reported."""
         return self.comparison.whole
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Those that both have."""
+        """Seeds that both have."""
         return self.comparison.seeds
 
 
@@ -61,9 +69,9 @@ def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
     """Judge every declared prediction by the sign of its difference, its margin, and p after Holm's correction.
 
     The family holds the predictions of the part of the design that was asked for, and all others that have data. One
-    without data yet counts with p = 1, so that its data never take back a word that was given before. A prediction with
-    a margin brings two hypotheses, no effect and an effect as large as the margin, of which one at most is true.
-    Predictions about an arm that falls short of what the design requires are not judged: it could not act.
+    without data yet counts with p = 1, so that its data never take back a verdict that was given before. A prediction
+    with a margin brings two hypotheses, no effect and an effect as large as the margin, of which one at most is true.
+    Predictions about an arm that fails a manipulation check of the design are not judged.
     """
     if data.design is None:
         return []
@@ -71,7 +79,7 @@ def judge(data: SweepData, finals: FinalValues) -> list[Judgement]:
     for prediction in data.design.predictions:
         place, reference = places_of(data.design, prediction)
         compared.append((reference, finals.comparison(place, reference, prediction.metric)))
-    return decide(data.design, compared, could_not_act(data))
+    return decide(data.design, compared, failed_checks(data))
 
 
 def places_of(design: Design, prediction: Prediction) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -88,7 +96,7 @@ def decide(
 ) -> list[Judgement]:
     """Judge every prediction of a design by its comparison, which stands beside its reference (level and arm).
 
-    `reasons` says of which level and arm the trick could not act, and why.
+    `reasons` maps a level and arm whose manipulation check failed to the reason.
     """
     predictions = design.predictions
     margins = [design.margin_of(prediction) for prediction in predictions]
@@ -106,10 +114,11 @@ def decide(
         predictions, compared, margins, tests, adjusted
     ):
         reason = reasons.get((prediction.level, prediction.arm), "")
-        word = "could not act" if reason else _word(prediction.direction, found, holm_p, equivalent)
-        said = {"p": plain[0], "holm": holm_p, "equivalence": plain[1], "equivalent": equivalent}
+        failed = "manipulation check failed" if reason else ""
+        verdict = failed or _verdict(prediction.direction, found, holm_p, equivalent)
+        numbers = {"p": plain[0], "holm": holm_p, "equivalence": plain[1], "equivalent": equivalent}
         judgements.append(
-            Judgement(prediction, reference, found, margin, **said, family=family, word=word, reason=reason)
+            Judgement(prediction, reference, found, margin, **numbers, family=family, verdict=verdict, reason=reason)
         )
     return judgements
 
@@ -135,32 +144,32 @@ def _adjusted(tests: Sequence[tuple[float, float]], counted: Sequence[bool]) -> 
 
 
 def asked_for(design: Design, prediction: Prediction) -> bool:
-    """Whether the chosen part of the design runs both that it compares."""
+    """True if the chosen part of the design runs both arms that the prediction compares."""
     part = design.chosen()
     return all(level in part.levels and arm in part.arms for level, arm in places_of(design, prediction))
 
 
-def _word(direction: Direction, found: Comparison, adjusted: float, equivalent: float) -> str:
+def _verdict(direction: Direction, found: Comparison, adjusted: float, equivalent: float) -> str:
     if found.whole.n < 2:
         return "not run"
     if direction is Direction.within:
         if equivalent < ALPHA:
             return "supported"
-        return "contradicted" if adjusted < ALPHA else "not resolved"
+        return "contradicted" if adjusted < ALPHA else "not significant"
     if adjusted < ALPHA and found.sign:
         return "supported" if (found.sign > 0) == (direction is Direction.above) else "contradicted"
-    return "within the margin" if equivalent < ALPHA else "not resolved"
+    return "equivalent within the margin" if equivalent < ALPHA else "not significant"
 
 
 def counted(finals: FinalValues, count: CountPrediction) -> Count:
-    """On how many base models (runs, for a sweep of one) the arm ends above the number that was declared."""
+    """The number of base models (runs, for a sweep of one) on which the arm ends above the declared number."""
     values = finals.of(count.level, count.arm, count.metric)
     by_base = values.groupby([finals.bases.get(int(seed), int(seed)) for seed in values.index]).mean()
     return Count(int((by_base > count.above).sum()), len(by_base))
 
 
-def count_word(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
-    """Whether a prediction of how many base models came true: as predicted, not as predicted, so far, or not run."""
+def count_verdict(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
+    """Verdict on a predicted number of base models: as predicted, not as predicted, so far, or not run."""
     found = counted(finals, count)
     if not found.of:
         return "not run"
@@ -176,13 +185,13 @@ def count_limit(count: CountPrediction) -> str:
 
 
 def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
-    """What came of a prediction of how many base models, with the exact 95% CI of the share."""
+    """Verdict and measured number of base models, with the exact 95% CI of the share."""
     found, unit = counted(finals, count), "base models" if len(set(finals.bases.values())) > 1 else "runs"
     where = f"{place(data, count.level, count.arm)} has {in_words(count.metric)} above {count.above:g}"
     measured = (
         f"in {found.text} {unit}; predicted {count_limit(count)}" if found.of else f"in {count_limit(count)} {unit}"
     )
-    return f"{count_word(data, finals, count)}: {where} {measured}"
+    return f"{count_verdict(data, finals, count)}: {where} {measured}"
 
 
 def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) -> Interval:
@@ -195,23 +204,23 @@ def _net_of_control(data: SweepData, finals: FinalValues, judgement: Judgement) 
 
 
 def meaning(judgements: Sequence[Judgement]) -> str:
-    """What supported, contradicted and not resolved mean, in words for readers."""
+    """The verdicts explained to readers."""
     if not judgements:
         return "No single prediction was declared, so nothing is judged."
     family = judgements[0].family
     adjusted = f", adjusted by Holm for {family} predictions," if family > 1 else ""
-    said = (
+    text = (
         f"Supported: the difference has the predicted sign and its p{adjusted} is below {ALPHA:g}. "
         "Contradicted: the same with the opposite sign. "
     )
     if any(judgement.margin is not None for judgement in judgements):
-        said += (
-            "Within the margin: no effect larger than that, by two one-sided tests, p likewise; a prediction that says "
-            "so is supported by it, and contradicted by an effect surely larger. "
+        text += (
+            "Equivalent within the margin: no effect larger than that, by two one-sided tests (TOST), p likewise; this "
+            "supports a prediction of equivalence, and a significantly larger effect contradicts it. "
         )
-    if any(judgement.word == "could not act" for judgement in judgements):
-        said += "Could not act: the trick did nothing in these runs, which say nothing of its effect. "
-    return f"{said}Not resolved: neither."
+    if any(judgement.verdict == "manipulation check failed" for judgement in judgements):
+        text += "Manipulation check failed: the trick was a no-op in these runs, so its effect is not judged. "
+    return f"{text}Not significant: none of these."
 
 
 def claim(data: SweepData, judgement: Judgement) -> str:
@@ -225,28 +234,28 @@ def claim(data: SweepData, judgement: Judgement) -> str:
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
-    """The question, each prediction with its word, tuned numbers, overstatement beside theory, and the caveats."""
+    """The question, each prediction with its verdict, tuned numbers, overstatement beside theory, and the caveats."""
     known, chosen = caveats(data, finals), chosen_numbers(data.record)
     parts = [
         _predictions(data, data.declaration, finals) if data.declaration else arms_table(data, finals),
-        ["What tuning chose; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
+        ["Tuned values; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
         _omnibus(data, finals),
         _overstatements(data, finals),
-        ["What to know before believing this", *(f"  {line}" for line in known)] if known else [],
+        ["Caveats", *(f"  {line}" for line in known)] if known else [],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[str]:
     judgements = judge(data, finals)
-    lines = [design.question, "", f"What was predicted, and what came out. The control is {data.control}."]
+    lines = [design.question, "", f"Predictions and verdicts. The control is {data.control}."]
     for judgement in judgements:
-        if judgement.word == "not run":
+        if judgement.verdict == "not run":
             continue
         prediction, difference = judgement.prediction, judgement.difference
         main = " (the metric that decides)" if prediction.metric == design.primary else ""
-        lines.append(f"  {judgement.word}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
-        if judgement.word == "could not act":
+        lines.append(f"  {judgement.verdict}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
+        if judgement.verdict == "manipulation check failed":
             lines.append(f"    {judgement.reason}")
             continue
         measured = f"difference {difference.text('+')}, {difference.runs()}, Holm {p_text(judgement.holm)}"
@@ -255,40 +264,40 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
             measured += f"; net of the same change in {data.control}: {net.text('+')}" if net.n else ""
         lines += [f"    {line}" for line in (measured, *beside(data, finals, judgement))]
     lines += [f"  {count_text(data, finals, one)}" for one in design.counts]
-    if waiting := sum(judgement.word == "not run" for judgement in judgements):
-        lines.append(f"  not run: {waiting} of {len(judgements)} predictions, which need more cells than are finished")
+    if waiting := sum(judgement.verdict == "not run" for judgement in judgements):
+        lines.append(f"  not run: {waiting} of {len(judgements)} predictions, which need more runs than are finished")
     return [
         *lines,
         "",
-        "How to read this",
+        "Reading guide",
         f"  {meaning(judgements)}",
         f"  A difference is arm less reference, paired by seed, over n seeds. Brackets: {finals.brackets}, one by one.",
-        *([f"  {WITHHELD_MEANS}"] if any(judgement.difference.withheld for judgement in judgements) else []),
+        *([f"  {NOT_REPORTED_MEANS}"] if any(judgement.difference.not_reported for judgement in judgements) else []),
         f"  {finals.rule}.",
     ]
 
 
 def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[str]:
-    """What stands beside a difference: why its interval is withheld, collapses, the margin, the chance of harm."""
+    """Notes on a difference: why its interval is not reported, collapses, the margin, the chance of harm."""
     prediction, found = judgement.prediction, judgement.comparison
-    cells = ((prediction.level, prediction.arm), judgement.reference)
-    lines = [f"no interval: {found.whole.why}"] if found.whole.withheld else []
+    compared = ((prediction.level, prediction.arm), judgement.reference)
+    lines = [f"no interval: {found.whole.why}"] if found.whole.not_reported else []
     if found.mixed and found.alive.n:
         lines.append(f"in the pairs without a collapse {found.alive.text('+')}, {found.alive.runs()}")
-    counts = [finals.collapses(*cell) for cell in cells]
+    counts = [finals.collapses(*cell) for cell in compared]
     if any(count.number for count in counts):
-        named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, cells))
+        named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, compared))
         lines.append(f"collapsed: {named}; Barnard {p_text(barnard(*counts))}")
     if judgement.margin is not None and not math.isnan(judgement.equivalent):
         lines.append(f"an effect of {judgement.margin:g} or more: Holm {p_text(judgement.equivalent)}")
     if is_rated(prediction.metric) and not math.isnan(chance := found.harm()):
-        unit = "base" if found.whole.bases else "seed of this base"
+        unit = "base model" if found.whole.bases else "seed of this base model"
         lines.append(f"chance to measure a loss of more than {100 * HARM:g} points on another {unit}: {chance:.0%}")
     return lines
 
 
 def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:
-    """Whether the arms of a level differ at all, for sweeps of MANY arms and more."""
+    """Omnibus test that the arms of a level differ at all, for sweeps of MANY arms and more."""
     lines = []
     for metric in ranked_metrics(data):
         for level in data.levels:
@@ -313,11 +322,11 @@ def _overstatements(data: SweepData, finals: FinalValues) -> list[str]:
             masking.append(f"{line}; theory q a = {theory.text()}, measured less theory {beyond.text('+')}")
         else:
             filtered = finals.filters(level, arm)
-            others.append(f"{line}; {'of groups with signal alone, so no theory' if filtered else 'theory 0'}")
+            others.append(f"{line}; {'only of groups with signal, so no theory' if filtered else 'theory 0'}")
     if not masking:
         return []
     return [
-        "How far the training outcome overstates held-out accuracy",
+        "Overstatement of held-out accuracy by training correctness",
         "  Measured: the share of right answers among the responses in the loss, less held-out accuracy, both under",
         "  the training protocol. Masking takes truncated responses out of the loss: with a share q of them and an",
         "  accuracy a of the others, it should be q a too high; in arms without a mask, not at all (0).",

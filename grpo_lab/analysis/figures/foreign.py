@@ -18,7 +18,7 @@ from grpo_lab.analysis.final_values import HELDOUT
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tables.foreign import REWARD, foreign_numbers
-from grpo_lab.tracking.foreign import FOREIGN
+from grpo_lab.tracking.external import EXTERNAL
 
 _COLOURS = (BLUE, GREEN, VERMILLION, PURPLE, ORANGE, SKY)
 _FOREIGN = (BLACK, GREY, "#A0A0A0")
@@ -36,7 +36,7 @@ def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
     Raises ValueError for a sweep among `others` that is not foreign, and where nothing of either could be drawn.
     """
     for other in others:
-        if not all(arm.startswith(FOREIGN) for arm in other.arms):
+        if not all(arm.startswith(EXTERNAL) for arm in other.arms):
             raise ValueError(f"{other.record.name} is no foreign sweep: --foreign takes names given to grpo-lab import")
     numbers = foreign_numbers(data, others)
     for source, found in ((data, numbers[~numbers["foreign"]]), (others, numbers[numbers["foreign"]])):

@@ -47,7 +47,7 @@ STEP_METRICS = (
     StepMetric("rollout/frac_zero_std", "without signal, share of groups"),
     StepMetric("train/clip_fraction", "clipped, share of tokens"),
     StepMetric("mismatch/k3", "sampler mismatch (k3), nats a token", True),
-    StepMetric(OWN, "touched by the arm's own tricks, largest share"),
+    StepMetric(OWN, "active fraction of the arm's own tricks, the largest"),
 )
 
 

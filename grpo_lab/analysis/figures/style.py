@@ -27,7 +27,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from grpo_lab.analysis.figures.palette import GREY, VERMILLION, Entry
-from grpo_lab.tracking.files import write_json, write_whole
+from grpo_lab.tracking.files import write_atomically, write_json
 from grpo_lab.tracking.metrics import find
 
 WIDTH = 8.0  # inches, as wide as a page
@@ -226,8 +226,8 @@ def write_png(drawn: Drawn, path: Path | BytesIO) -> None:
 def save(drawn: Drawn, folder: Path, sources: Mapping[str, Any]) -> list[Path]:
     """Write `<name>.svg`, `.png`, `.csv` (the numbers drawn) and `.json` (`sources`, the bands and the caption)."""
     svg, png, csv, described = (folder / f"{drawn.name}.{suffix}" for suffix in ("svg", "png", "csv", "json"))
-    write_whole(svg, lambda path: drawn.write(path, "svg", DPI))
-    write_whole(png, lambda path: write_png(drawn, path))
-    write_whole(csv, lambda path: drawn.numbers.to_csv(path, index=False))
+    write_atomically(svg, lambda path: drawn.write(path, "svg", DPI))
+    write_atomically(png, lambda path: write_png(drawn, path))
+    write_atomically(csv, lambda path: drawn.numbers.to_csv(path, index=False))
     write_json(described, {"figure": drawn.name, "bands": drawn.bands, "caption": drawn.caption, **sources})
     return [svg, png, csv, described]

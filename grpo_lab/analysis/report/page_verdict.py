@@ -1,4 +1,4 @@
-"""The top of the report: what was predicted and what came out, divergence by arm, tricks alone and inside the whole."""
+"""The top of the report: predictions and verdicts, divergence by arm, tricks added to base and left out of full."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from grpo_lab.analysis.effects.contrasts import (
     sign_flips,
     trick_effects,
 )
-from grpo_lab.analysis.effects.verdict import Judgement, beside, claim, judge, meaning
+from grpo_lab.analysis.effects.verdict import VERDICTS, Judgement, beside, claim, judge, meaning
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
 from grpo_lab.analysis.report.templates import Table, nested, render
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, WITHHELD_MEANS, bounds
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, NOT_REPORTED_MEANS, bounds
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
 from grpo_lab.analysis.table_rows import groups_of, row_at
 
-WORDS = ("supported", "contradicted", "within the margin", "not resolved", "could not act", "not run")
 # The columns of the divergence headline: measure -> what to call it. The first three are always there.
 HEADLINE = {
     "gap_change": "gap change, pp",
@@ -61,15 +60,15 @@ def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgemen
     if data.declaration is None:
         apart = comparison(data) if data.design is None else []
         return {"declared": False, "control": data.control, "differences": nested(apart)}
-    counts = {word: sum(judgement.word == word for judgement in judgements) for word in WORDS}
+    counts = {verdict: sum(judgement.verdict == verdict for judgement in judgements) for verdict in VERDICTS}
     return {
         "declared": True,
         "predictions": len(judgements),
-        "counts": ", ".join(f"{number} {word}" for word, number in counts.items() if number),
+        "counts": ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number),
         "meaning": meaning(judgements),
         "started": data.record.declared[-1]["cells_started_before"],
         "declarations": len(data.record.declared),
-        "withheld": WITHHELD_MEANS if any(one.difference.withheld for one in judgements) else "",
+        "not_reported": NOT_REPORTED_MEANS if any(one.difference.not_reported for one in judgements) else "",
         "axis": finals.axis.replace("_", " "),
         "expected": data.declaration.prediction,
     }
@@ -98,7 +97,7 @@ def _card(
         "holm": p_text(judgement.holm),
         "lost": judgement.p < ALPHA <= judgement.holm,
         **_on_other_axes(others, judgement),
-        "inert": _inert(data, judgement),
+        "no_ops": _no_ops(data, judgement),
     }
 
 
@@ -119,14 +118,14 @@ def _on_other_axes(others: Mapping[str, FinalValues], judgement: Judgement) -> d
     return {"same": same, "flipped": flipped}
 
 
-def _inert(data: SweepData, judgement: Judgement) -> list[str]:
+def _no_ops(data: SweepData, judgement: Judgement) -> list[str]:
     """Option groups that the predicted arm sets and that changed nothing in its runs."""
     prediction = judgement.prediction
     assert data.design is not None  # a judgement is of a declared prediction
     words = [*data.design.arms[prediction.arm], *data.design.levels[prediction.level]]
     keys = {word.partition("=")[0] for word in words}
     done = data.finished[(data.finished["level"] == prediction.level) & (data.finished["arm"] == prediction.arm)]
-    counts = done.explode("inert")["inert"].value_counts()
+    counts = done.explode("no_ops")["no_ops"].value_counts()
     return [f"{axis} in {number} of {len(done)} runs" for axis, number in counts.items() if axis in keys]
 
 
@@ -164,25 +163,25 @@ def _measure(row: pd.Series) -> str:
 
 
 def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> str:
-    """Which arms' gaps, and drops after the peak, are significantly above zero."""
+    """The arms whose gap, or drop after the peak, is significantly above zero."""
     parts = []
     for name, words in _OPENED.items():
         found = {place(data, *cell): row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
         lows = {arm: row["low"] for arm, row in found.items() if row["n"] >= FOR_INTERVAL}
-        sure = [arm for arm, low in lows.items() if low > 0]
+        above = [arm for arm, low in lows.items() if low > 0]
         if not lows:
             parts.append(f"whether {words} cannot be said of any arm")
-        elif len(sure) == len(lows):
-            parts.append(f"{words} in all {len(sure)} arms, by intervals above 0")
+        elif len(above) == len(lows):
+            parts.append(f"{words} in all {len(above)} arms, by intervals above 0")
         else:
-            which = f" ({', '.join(sure)})" if sure else ""
-            parts.append(f"{words} in {len(sure)} of {len(lows)} arms{which}, by intervals above 0")
+            which = f" ({', '.join(above)})" if above else ""
+            parts.append(f"{words} in {len(above)} of {len(lows)} arms{which}, by intervals above 0")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
-    """What choosing an arm by its training reward would have cost, a line for each level."""
+    """The regret of choosing an arm by its training reward, a line for each level."""
     lines = []
     for level, here in rows.groupby("level", sort=False):
         named = here.set_index("metric")
@@ -191,9 +190,9 @@ def _ranked(data: SweepData, rows: pd.DataFrame) -> list[str]:
         where = f" at {data.design.factor}={level}" if data.design and data.design.factor else ""
         regret, tau = row_at(named, "arm_regret"), row_at(named, "arm_tau")
         note = f" ({regret['note']})" if regret["note"] else ""
-        sure = "Not resolved: " if regret["low"] < 0 < regret["high"] else ""
+        doubt = "Not significant: " if regret["low"] < 0 < regret["high"] else ""
         lines.append(
-            f"{sure}Choosing the arm{where} by training reward instead of downstream accuracy costs "
+            f"{doubt}Choosing the arm{where} by training reward instead of downstream accuracy costs "
             f"{_measure(regret)} pp{note}; rank agreement of arms, Kendall's tau {_measure(tau)}."
         )
     return lines

@@ -23,15 +23,16 @@ from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, critical_t
 from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
-from grpo_lab.tracking.metrics import find, harness_of, is_touched, logged_name
+from grpo_lab.tracking.metrics import find, harness_of, is_active_fraction, logged_name
 
 MAIN = (CORRECTNESS, REWARD, HELDOUT, DOWNSTREAM)
-# What else can be chosen, where it was logged; `touched/*` that ever moved and what the design names come on top.
+# What else can be chosen, where it was logged; `active_fraction/*` that ever moved and what the design names come on
+# top.
 MORE = (
     "train/entropy", TRUNCATED, "eval/heldout_training/kl_initial", "rollout/length", "rollout/frac_zero_std",
     "reward/mean", "eval/probe/accuracy", "eval/heldout/accuracy", "eval/heldout_training/truncated",
     "eval/downstream/truncated", "eval/downstream/length", "rollout/trained", "train/clip_fraction",
-    "touched/truncation",
+    "active_fraction/truncation",
     "train/gradient_norm", "train/update_norm", "train/approx_kl", "mismatch/absolute", "mismatch/k3",
 )  # fmt: skip
 AXES = (
@@ -40,7 +41,7 @@ AXES = (
 )  # fmt: skip
 POINTS, FEWER_POINTS = 33, 21  # of a mean over steps on the declared budget axis, and on the others
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean or an evaluation, and of a single seed at every step
-_FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "touched/truncation")
+_FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "active_fraction/truncation")
 Runs = Mapping[int, pd.DataFrame]  # seed -> the steps of its run, a column for each metric
 Lines = Mapping[int, tuple[np.ndarray, np.ndarray]]  # seed -> spent budget and value of a metric
 
@@ -76,11 +77,11 @@ def panel_metrics(data: SweepData) -> list[str]:
     """The metrics that can be drawn: the main ones, what harnesses measured, step metrics, and those of the design."""
     points = data.counted_points
     named = [*_declared(data), *data.design.columns] if data.design else []
-    touched = [name for name in points.columns if is_touched(name) and points[name].fillna(0).ne(0).any()]
+    fractions = [name for name in points.columns if is_active_fraction(name) and points[name].fillna(0).ne(0).any()]
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
     measured = [name for name in points.columns if harness_of(name) and name.endswith("/accuracy")]
-    wanted = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *touched]
+    wanted = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *fractions]
     return [name for name in dict.fromkeys(wanted) if name in points and points[name].notna().any()]
 
 
@@ -146,7 +147,7 @@ def _group(key: str, tricks: Sequence[str], detail: str, plain: str) -> dict[str
 
 
 def _plain(data: SweepData, key: str) -> str:
-    """What the control has for a key that no trick of it sets."""
+    """The control's value of a key that no trick of it sets."""
     words = data.design.arms[data.control] if data.design else data.control.split(",")
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == key]
     return f"plain ({chosen[0]})" if chosen and f"{key}={chosen[0]}" not in data.contents(data.control) else "plain"
@@ -303,7 +304,7 @@ def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None) -> dict[str, Any]:
-    """Mean and t interval at every point of the grid, over the seeds that reach it, or their bases; `n` is of seeds."""
+    """Mean and t interval at every grid point, over the seeds that reach it or their base models; `n` is of seeds."""
     values = np.array([_on(grid, xs, values) for xs, values in lines.values()])
     runs = np.isfinite(values).sum(axis=0).tolist()
     values = over_bases(values, [(bases or {}).get(seed, -1) for seed in lines])
@@ -317,12 +318,12 @@ def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None)
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
-    """So many significant digits of each, None for what is not finite."""
+    """Each with `digits` significant digits, None for what is not finite."""
     return [rounded(float(value), digits) for value in values]
 
 
 def rounded(value: float | int, digits: int = DIGITS) -> float | int | None:
-    """A number with so many significant digits, as an int where that is shorter; None for what is not finite."""
+    """A number with `digits` significant digits, as an int where that is shorter; None for what is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -14,13 +14,14 @@ from rich.text import Text
 
 from grpo_lab.analysis.figures.palette import BLUE, VERMILLION
 from grpo_lab.analysis.table_rows import records_of
+from grpo_lab.tracking.checksums import AFRESH, read_json
+from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, sweep_folder
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 TOKEN_COLUMNS = ("token_advantage", "token_in_loss", "token_clipped", "token_sampled")
 COLUMNS = (
-    "problem_id", "response", "question", "answer", "outcome", "reward", "advantage", "length", "truncated", "trained",
-    "counted",
+    "problem_id", "response", "question", "answer", "outcome", "reward", "advantage", "length", "truncated", "in_loss",
+    "in_statistics",
 )  # fmt: skip
 _DAMAGED = "it was edited, or the disk fails; restore it from a copy, or move it away, and the rest can be shown"
 _WHITE = (255, 255, 255)
@@ -52,8 +53,8 @@ class Filter:
 
     def __call__(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table of responses that pass."""
-        wanted = {"outcome": self.correct, "truncated": self.truncated, "trained": self.in_loss}
-        for column, value in wanted.items():
+        chosen = {"outcome": self.correct, "truncated": self.truncated, "in_loss": self.in_loss}
+        for column, value in chosen.items():
             if value is not None:
                 table = table[(table[column] == 1) == value]
         return table if self.problem is None else table[table["problem_id"] == self.problem]
@@ -108,7 +109,7 @@ def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
         raise ValueError(f"{folder} saved no responses of step {step}: steps {', '.join(map(str, steps))} are there")
     path = folder / "rollouts" / f"step={step:06d}.parquet"
     try:
-        table = pd.read_parquet(path).assign(step=step)
+        table = pd.read_parquet(path).rename(columns=ROLLOUT_COLUMNS).assign(step=step)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): {_DAMAGED}") from error
     needed = [*COLUMNS, *(TOKEN_COLUMNS if "tokens" in table else ["text"])]
@@ -120,8 +121,8 @@ def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
 def tokens_of(row: Mapping[str, Any]) -> list[Token]:
     """A response token by token; of runs that saved no tokens, one piece with the response's own advantage."""
     if "tokens" not in row:
-        trained = bool(row["trained"])
-        return [Token(str(row["text"]), float(row["advantage"]) if trained else 0.0, trained, False, True)]
+        in_loss = bool(row["in_loss"])
+        return [Token(str(row["text"]), float(row["advantage"]) if in_loss else 0.0, in_loss, False, True)]
     columns = [row["tokens"], *(row[name] for name in TOKEN_COLUMNS)]
     return [
         Token(str(text), float(advantage), bool(in_loss), bool(clipped), bool(sampled))
@@ -180,12 +181,12 @@ def facts(row: Mapping[str, Any]) -> str:
     words = [outcome, f"reward {row['reward']:.3g} ({parts})"]
     words += [f"advantage {row['advantage']:+.3f}", f"{row['length']} tokens"]
     words += ["truncated"] if row["truncated"] else []
-    words += [] if row["trained"] else ["not in the loss"]
-    words += [] if row["counted"] else ["not in the group's statistics"]
+    words += [] if row["in_loss"] else ["not in the loss"]
+    words += [] if row["in_statistics"] else ["not in the group's statistics"]
     if "tokens" in row:
         tokens = tokens_of(row)
         masked, clipped = sum(not token.in_loss for token in tokens), sum(token.clipped for token in tokens)
-        words += [f"{masked} tokens masked"] if masked and row["trained"] else []
+        words += [f"{masked} tokens masked"] if masked and row["in_loss"] else []
         words += [f"{clipped} clipped"] if clipped else []
     return "; ".join(words)
 

@@ -67,7 +67,7 @@ def _response(arm: str, seed: int, row: dict[str, Any]) -> dict[str, Any]:
         "outcome": "" if math.isnan(row["outcome"]) else str(int(row["outcome"] == 1)),
         "advantage": _short(row["advantage"]),
         "truncated": str(int(row["truncated"])),
-        "trained": str(int(row["trained"])),
+        "in_loss": str(int(row["in_loss"])),
         "facts": facts(row),
         "pieces": _pieces(tokens_of(row)),
     }

@@ -118,7 +118,7 @@ class CellFit:
 
     @property
     def unbounded(self) -> bool:
-        """Whether the interval of A reaches 1, the largest accuracy there is."""
+        """True if the interval of A reaches 1, the largest accuracy there is."""
         return bool(self.fits) and self.asymptote.high >= 1
 
     @cached_property
@@ -138,7 +138,7 @@ class CellFit:
 
     @property
     def identified(self) -> bool:
-        """Whether the asymptote can be read off these runs."""
+        """True if the asymptote can be read off these runs."""
         return not self.reasons
 
     @cached_property
@@ -246,7 +246,7 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def _refused(curves: Mapping[int | None, Curve], first: float) -> str:
-    """Why there is no sigmoid for these; one seed's reason is the cell's, as leaving it out would be selection."""
+    """Why there is no sigmoid for these; one seed's reason is the arm's, as leaving it out would be selection."""
     found = Counter(filter(None, (refusal(*curve, first, of=len(curves)) for curve in curves.values())))
     if found:
         return "; ".join(f"{words}{_of(number, len(curves))}" for words, number in found.items())
@@ -310,7 +310,7 @@ def _target(control: Mapping[int, Curve], budget: float) -> float:
 
 
 def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
-    """One row per cell: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
+    """One row per arm: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
 
     Columns that end in `_low` and `_high` are 95% intervals: of the three parameters by the method in `kind`, of all
     others t over seeds.
@@ -355,7 +355,11 @@ class Comparison:
         if self.exponent.n == 0:
             return f"{apart}, they differ; B is not compared"
         within = self.asymptote.low >= -MARGIN and self.asymptote.high <= MARGIN
-        how = f"they agree to {MARGIN}" if within else f"not told apart, but not within {MARGIN} of each other either"
+        how = (
+            f"they agree to {MARGIN}"
+            if within
+            else f"not distinguishable, but not within {MARGIN} of each other either"
+        )
         caution = "" if within else "; a difference of A too small to be seen here would show in B, too"
         differ = f"with A = {self.shared:.3f} for both, B differs by {self.exponent.text('+')}"
         return f"{apart}, {how}; {differ}{caution}"

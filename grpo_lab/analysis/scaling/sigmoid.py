@@ -270,7 +270,7 @@ def _profile(fit: CurveFit, limit: float) -> Profile:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """What a fit to the beginning of a curve says of the rest of it; arrays over the points held back."""
+    """Prediction of the rest of a curve by a fit to its beginning; arrays over the points held back."""
 
     compute: np.ndarray
     error: np.ndarray  # observed less predicted

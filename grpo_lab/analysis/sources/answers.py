@@ -1,4 +1,4 @@
-"""What a run answered: one row per evaluation, suite and question, from the tables in its folder."""
+"""The answers of a run: one row per evaluation, suite and question, from the tables in its folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_answers(folder: Path) -> pd.DataFrame:
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{path} is no table of answers ({error}): it was edited, or the disk fails; restore it from a copy, "
-                "or run the cell again in another folder"
+                "or start the run again in another folder"
             ) from error
     if not parts:
         return pd.DataFrame(columns=COLUMNS)

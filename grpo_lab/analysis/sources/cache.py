@@ -23,22 +23,22 @@ import pandas as pd
 from grpo_lab.analysis.sources import answers as answers_module
 from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
 from grpo_lab.tracking import harness_results, run_reader
+from grpo_lab.tracking.checksums import check_logged
 from grpo_lab.tracking.files import atomic_write
 from grpo_lab.tracking.harness_results import FOLDER, current_results
 from grpo_lab.tracking.run_reader import read_steps
-from grpo_lab.tracking.whole import check_logged
 
 FILE = "tables"
 _WATCHED = ("metrics.jsonl", "timing.jsonl", "run.json", "DONE", "error.txt")
 
-_RESTORE = "restore it from a copy, or run the cell again in another folder"
+_RESTORE = "restore it from a copy, or start the run again in another folder"
 
 logger = logging.getLogger("grpo_lab.analysis")
 
 
 @dataclass(frozen=True)
 class RunTables:
-    """What was measured of a run (step and one float column per metric) and what it answered (`answers.COLUMNS`)."""
+    """The metrics of a run (step and one float column per metric) and its answers (`answers.COLUMNS`)."""
 
     points: pd.DataFrame
     answers: pd.DataFrame
@@ -69,7 +69,7 @@ def read_tables(folder: Path) -> RunTables:
 
 
 def _measured(folder: Path, rows: int) -> pd.DataFrame:
-    """What harnesses measured of a run, a row per logged step; a current result is of one of them."""
+    """Results of evaluation harnesses for a run, a row per logged step; a current result is of one of them."""
     columns: dict[str, list[float]] = {}
     for result in current_results(folder):
         for name, value in result.logged().items():

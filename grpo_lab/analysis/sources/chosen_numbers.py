@@ -45,7 +45,7 @@ class ChosenNumbers:
 
 
 def chosen_numbers(record: SweepRecord) -> list[ChosenNumbers]:
-    """What the tuning of a sweep came to; [] for a sweep that was not tuned."""
+    """The result of a sweep's tuning; [] for a sweep that was not tuned."""
     return [_from_record(entry) for entry in record.tuning]
 
 

@@ -1,4 +1,4 @@
-"""A sweep from the MLflow store it was mirrored to; the same numbers as from its run folders."""
+"""A sweep from the MLflow store it was exported to; the same numbers as from its run folders."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pandas as pd
 
 from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
-from grpo_lab.analysis.sources.mlflow_stores import MirroredRun, Store, open_store, shown
+from grpo_lab.analysis.sources.mlflow_stores import MlflowRun, Store, open_store, shown
 from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluations, protocol_of
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
 from grpo_lab.tracking.mlflow_view import sweep_tag
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import STOPPED
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
 
@@ -26,7 +27,7 @@ _UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before"
 
 
 def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
-    """The sweep `name` from the MLflow store it was mirrored to; the same numbers as from its run folders.
+    """The sweep `name` from the MLflow store it was exported to; the same numbers as from its run folders.
 
     `uri` is http://host:port or sqlite:////path/mlflow.db; a sqlite file is read without the MLflow package, also while
     runs write to it. MLflow holds no answers to single questions. They are read from a run's folder where this machine
@@ -56,41 +57,41 @@ def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read of the runs, by MLflow's id: points, run.json, and error.txt of those that did not finish."""
+    """Files read of the runs, by MLflow's id: points, run.json, and error.txt of those that did not finish."""
 
     points: Mapping[str, pd.DataFrame]
     described: Mapping[str, bytes | None]
     errors: Mapping[str, bytes | None]
 
 
-def _files(store: Store, runs: Sequence[MirroredRun], name: str) -> dict[str, bytes | None]:
+def _files(store: Store, runs: Sequence[MlflowRun], name: str) -> dict[str, bytes | None]:
     return dict(zip([run.run_id for run in runs], store.artifacts(runs, name)))
 
 
-def _find(store: Store, uri: str, name: str) -> tuple[list[MirroredRun], list[MirroredRun]]:
-    """The MLflow runs of every sweep of this name, the newest first, and the runs of the newest one's cells."""
+def _find(store: Store, uri: str, name: str) -> tuple[list[MlflowRun], list[MlflowRun]]:
+    """The MLflow runs of every sweep of this name, the newest first, and the runs of the newest one's arms."""
     everything = store.tagged("kind", "sweep")
     parents = [parent for parent in everything if parent.tags.get("sweep", parent.tags.get("mlflow.runName")) == name]
     parents.sort(key=lambda parent: parent.age, reverse=True)
-    # Mirrored from two machines at once, a sweep can have two runs of its one key, each with some of its cells.
+    # Exported from two machines at once, a sweep can have two runs of its one key, each with some of its runs.
     same = [parent for parent in parents if parent.tags.get("run_key") == parents[0].tags.get("run_key")]
     below = [run for parent in same for run in store.tagged("mlflow.parentRunId", parent.run_id)]
     # A run that another sweep made has that one as its parent, and this one in a tag.
     reused = store.tagged(sweep_tag(name, parents[0].tags["run_key"])) if parents else []
     runs = list({run.run_id: run for run in (*below, *reused)}.values())
     if not parents:
-        # Cells that were mirrored where the sweep's own folder was not.
+        # Runs that were exported where the sweep's own folder was not.
         runs = store.tagged("sweep", name)
     if not parents and not runs:
         known = {run.tags["sweep"] for run in store.tagged("sweep")} | {
             parent.tags.get("mlflow.runName", "") for parent in everything
         }
-        there = f"there are: {', '.join(sorted(known - {''}))}" if known - {""} else "no sweep was mirrored there yet"
+        there = f"there are: {', '.join(sorted(known - {''}))}" if known - {""} else "no sweep was exported there yet"
         raise ValueError(f"no sweep {name!r} in {shown(uri)}; {there}")
     return parents, sorted(runs, key=lambda run: run.age)
 
 
-def _record(store: Store, name: str, parents: Sequence[MirroredRun], runs: Sequence[MirroredRun]) -> SweepRecord:
+def _record(store: Store, name: str, parents: Sequence[MlflowRun], runs: Sequence[MlflowRun]) -> SweepRecord:
     """The sweep's record: a file of its MLflow run, or of its folder on this machine, or what its runs' tags tell."""
     parent = parents[0] if parents else None
     if parent is not None:
@@ -116,14 +117,14 @@ def _record(store: Store, name: str, parents: Sequence[MirroredRun], runs: Seque
     )
 
 
-def _labels(run: MirroredRun) -> tuple[str, str, int]:
+def _labels(run: MlflowRun) -> tuple[str, str, int]:
     """Arm, level and seed, as a CellRecord begins with; a label that was empty has no tag."""
     return run.tags.get("arm", ""), run.tags.get("level", ""), int(run.tags.get("seed", -1))
 
 
-def _chosen(record: SweepRecord, runs: Sequence[MirroredRun]) -> tuple[list[MirroredRun | None], list[str]]:
-    """For each cell the newest of its runs, which are sorted from old to new, and what is to be said about that."""
-    chosen: list[MirroredRun | None] = []
+def _chosen(record: SweepRecord, runs: Sequence[MlflowRun]) -> tuple[list[MlflowRun | None], list[str]]:
+    """For each planned run the newest of its MLflow runs, which are sorted from old to new, and notes on that."""
+    chosen: list[MlflowRun | None] = []
     by_folder = [[run for run in runs if _is_in(run, cell.folder)] for cell in record.cells]
     belong, twice = {run.run_id for own in by_folder for run in own}, 0
     for cell, own in zip(record.cells, by_folder):
@@ -134,26 +135,26 @@ def _chosen(record: SweepRecord, runs: Sequence[MirroredRun]) -> tuple[list[Mirr
         chosen.append(own[-1] if own else None)
         belong |= {run.run_id for run in own}
         twice += len(own) > 1
-    notes = [f"cells with more than one run: {twice} (the newest counts)"] if twice else []
+    notes = [f"runs that are in MLflow more than once: {twice} (the newest counts)"] if twice else []
     if others := len(runs) - len(belong):
-        notes.append(f"runs of no cell of the declaration as it is: {others}")
+        notes.append(f"runs that today's declaration does not name: {others}")
     return chosen, notes
 
 
-def _is_in(run: MirroredRun, folder: str) -> bool:
+def _is_in(run: MlflowRun, folder: str) -> bool:
     here = run.tags.get("folder", "")
     return here == folder or here.endswith(f"/{folder}")
 
 
-def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path | None) -> CellData:
+def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read, runs_dir: Path | None) -> CellData:
     row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
-    row |= {"commit": None, "dirty": None, "inert": [], "protocol": None, "changed_code": "", "lost": ""}
+    row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "changed_code": "", "lost": ""}
     row |= {"base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     empty = pd.DataFrame(columns=COLUMNS)
     if run is None:
         return CellData(row, pd.DataFrame(), empty)
-    tags = run.tags
+    tags = with_done_fields(run.tags)
     row |= {"status": _STATUS.get(run.status, "partial"), "run_key": tags.get("run_key"), "mlflow_run_id": run.run_id}
     row["base"] = int(tags.get("base", NO_BASE))
     row["harness"] = tags.get(HARNESS_TAG, "")
@@ -163,7 +164,7 @@ def _cell(cell: CellRecord, run: MirroredRun | None, read: _Read, runs_dir: Path
     row["protocol"] = protocol_of(described.get("config", {}), described.get("data"))
     row["changed_code"] = changes_of_code(described)
     if row["status"] == "done":
-        row["inert"] = [] if tags.get("inert", "nothing") == "nothing" else tags["inert"].split(", ")
+        row["no_ops"] = [] if tags.get("no_ops", "nothing") == "nothing" else tags["no_ops"].split(", ")
     elif run.status in ("FAILED", "KILLED"):
         error = read.errors[run.run_id] or _content(folder, "error.txt") or b""
         row |= _ending(run.status, error.decode(errors="replace").partition("\n")[0])
@@ -185,8 +186,8 @@ def _ending(status: str, problem: str) -> dict[str, Any]:
     return {"problem": problem or _UNTOLD, "collapsed": problem.startswith("FloatingPointError")}
 
 
-def _folder_here(run: MirroredRun, cell: CellRecord, runs_dir: Path | None) -> Path | None:
-    """The folder of the very run an MLflow run mirrors, where this machine has it."""
+def _folder_here(run: MlflowRun, cell: CellRecord, runs_dir: Path | None) -> Path | None:
+    """The folder of the very run an MLflow run copies, where this machine has it."""
     places = [] if runs_dir is None else [runs_dir / cell.folder]
     places += [Path(run.tags["folder"])] if "folder" in run.tags else []
     for place in places:

@@ -1,4 +1,4 @@
-"""Reading what was mirrored to MLflow: a sqlite database with SQL, any other store through MLflow's client.
+"""Reading what was exported to MLflow: a sqlite database with SQL, any other store through MLflow's client.
 
 A sqlite database is opened read-only. SQL needs no MLflow, is many times faster than its client, and works while runs
 write.
@@ -30,14 +30,14 @@ from grpo_lab.tracking.mlflow_store import load_mlflow as import_mlflow
 THREADS = 8
 PATIENCE_SECONDS = 20.0  # for a writer's transaction in a database without a write-ahead log
 _PATIENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-# Stages of the step, the machine, and what the mirror adds at a run's end: readers of run folders do not count them
+# Stages of the step, the machine, and what the exporter adds at a run's end: readers of run folders do not count them
 # among the metrics either.
 _BESIDE = ("time/", "system/", AT_BUDGET, AUC)
 _INFINITY = float(np.finfo(np.float64).max)  # as MLflow stores it
 
 
 @dataclass(frozen=True)
-class MirroredRun:
+class MlflowRun:
     """An MLflow run: its id, its status in MLflow's words, unix times in ms (None: not ended), files and tags."""
 
     run_id: str
@@ -54,18 +54,18 @@ class MirroredRun:
 
 
 class Store(ABC):
-    """What analysis reads from a store; deleted runs and experiments are left out."""
+    """The records that analysis reads from a store; deleted runs and experiments are left out."""
 
     @abstractmethod
-    def tagged(self, name: str, value: str | None = None) -> list[MirroredRun]:
+    def tagged(self, name: str, value: str | None = None) -> list[MlflowRun]:
         """Every run with this tag, of this value unless None."""
 
     @abstractmethod
-    def points(self, runs: Sequence[MirroredRun]) -> list[pd.DataFrame]:
+    def points(self, runs: Sequence[MlflowRun]) -> list[pd.DataFrame]:
         """For each run what it logged: step and, sorted by name, one float column per metric."""
 
     @abstractmethod
-    def artifacts(self, runs: Sequence[MirroredRun], name: str) -> list[bytes | None]:
+    def artifacts(self, runs: Sequence[MlflowRun], name: str) -> list[bytes | None]:
         """For each run the content of one of its files; None where this machine cannot reach it."""
 
 
@@ -146,7 +146,7 @@ class SqliteStore(Store):
         self._database = database
         self._connection = connection
 
-    def tagged(self, name: str, value: str | None = None) -> list[MirroredRun]:
+    def tagged(self, name: str, value: str | None = None) -> list[MlflowRun]:
         """See Store."""
         chosen = "SELECT run_uuid FROM tags WHERE key = ?" + ("" if value is None else " AND value = ?")
         given = [name] if value is None else [name, value]
@@ -164,11 +164,11 @@ class SqliteStore(Store):
             if run in tags:
                 tags[run][key] = text
         return [
-            MirroredRun(run, status, started or 0, ended, artifacts or "", tags[run])
+            MlflowRun(run, status, started or 0, ended, artifacts or "", tags[run])
             for run, status, started, ended, artifacts in rows
         ]
 
-    def points(self, runs: Sequence[MirroredRun]) -> list[pd.DataFrame]:
+    def points(self, runs: Sequence[MlflowRun]) -> list[pd.DataFrame]:
         """See Store. Each run is one query, so that a writer without a write-ahead log never waits for long."""
         skipped = "".join(f" AND key NOT GLOB '{prefix}*'" for prefix in _BESIDE)
         query = (
@@ -177,14 +177,14 @@ class SqliteStore(Store):
         )
         return [_wide(self._connection.execute(query, (run.run_id,)).fetchall()) for run in runs]
 
-    def artifacts(self, runs: Sequence[MirroredRun], name: str) -> list[bytes | None]:
+    def artifacts(self, runs: Sequence[MlflowRun], name: str) -> list[bytes | None]:
         """See Store."""
         return [self._artifact(run, name) for run in runs]
 
-    def _artifact(self, run: MirroredRun, name: str) -> bytes | None:
+    def _artifact(self, run: MlflowRun, name: str) -> bytes | None:
         parts = urlsplit(run.artifacts)
         places = [Path(unquote(parts.path))] if parts.scheme in ("", "file") else []
-        # Where the mirror puts them when it makes the store, which may have been moved together with them since.
+        # Where the exporter puts them when it makes the store, which may have been moved together with them since.
         places.append(self._database.parent / "mlflow_artifacts" / run.run_id / "artifacts")
         found = next((place / name for place in places if (place / name).is_file()), None)
         return None if found is None else found.read_bytes()
@@ -197,7 +197,7 @@ class ClientStore(Store):
         self._client = client
         self._metrics: dict[str, list[str]] = {}
 
-    def tagged(self, name: str, value: str | None = None) -> list[MirroredRun]:
+    def tagged(self, name: str, value: str | None = None) -> list[MlflowRun]:
         """See Store."""
         experiments = [experiment.experiment_id for experiment in _pages(self._client.search_experiments)]
         if not experiments:
@@ -210,7 +210,7 @@ class ClientStore(Store):
                 info = run.info
                 self._metrics[info.run_id] = sorted(run.data.metrics)
                 found.append(
-                    MirroredRun(
+                    MlflowRun(
                         info.run_id,
                         info.status,
                         info.start_time or 0,
@@ -221,7 +221,7 @@ class ClientStore(Store):
                 )
         return found
 
-    def points(self, runs: Sequence[MirroredRun]) -> list[pd.DataFrame]:
+    def points(self, runs: Sequence[MlflowRun]) -> list[pd.DataFrame]:
         """See Store."""
         logged = {run.run_id: [key for key in self._metrics[run.run_id] if not key.startswith(_BESIDE)] for run in runs}
         series = [(run_id, key) for run_id, keys in logged.items() for key in keys]
@@ -233,12 +233,12 @@ class ClientStore(Store):
             rows[run_id] += [(key, point.step, point.value) for point in in_time]
         return [_wide(rows[run.run_id]) for run in runs]
 
-    def artifacts(self, runs: Sequence[MirroredRun], name: str) -> list[bytes | None]:
+    def artifacts(self, runs: Sequence[MlflowRun], name: str) -> list[bytes | None]:
         """See Store."""
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(lambda run: self._artifact(run, name), runs))
 
-    def _artifact(self, run: MirroredRun, name: str) -> bytes | None:
+    def _artifact(self, run: MlflowRun, name: str) -> bytes | None:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 return Path(self._client.download_artifacts(run.run_id, name, folder)).read_bytes()

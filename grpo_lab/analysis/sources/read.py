@@ -1,4 +1,4 @@
-"""One entry for every source of a sweep: a folder of runs, saved data, or the MLflow store it was mirrored to."""
+"""One entry for every source of a sweep: a folder of runs, saved data, or the MLflow store it was exported to."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RUNS = "runs"  # the folder of runs unless another is named
 
 
 def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
-    """The sweep `name` from `source`, or from saved data where those hold more finished cells.
+    """The sweep `name` from `source`, or from saved data where those hold more finished runs.
 
     `source` is a folder of runs, or sqlite:////path/mlflow.db, or http://host:port. `data_folder` is where `save_data`
-    wrote; None looks at no saved data. The one with more finished cells is read, and of equals the source, so that a
-    demonstration of a few cells never replaces the figures of all. `SweepData.source` names both; `notice` says so
+    wrote; None looks at no saved data. The one with more finished runs is read, and of equals the source, so that a
+    demonstration of a few runs never replaces the figures of all. `SweepData.source` names both; `notice` says so
     where saved data stand in. Raises ValueError that lists the sweeps which are there.
     """
     saved = saved_names(data_folder) if data_folder else []
@@ -43,11 +43,11 @@ def read_source(source: str, name: str, data_folder: Path | None) -> SweepData:
         )
     chosen = max(found, key=lambda data: len(data.finished))  # the first of equals
     others = [f"{data.source} have {len(data.finished)}" for data in found if data is not chosen]
-    named = ", ".join([f"{chosen.source}, {len(chosen.finished)} finished cells", *others])
+    named = ", ".join([f"{chosen.source}, {len(chosen.finished)} finished runs", *others])
     notice = ""
     if data_folder and name in saved and chosen is found[-1]:
         here = [len(data.finished) for data in found[:-1]]
-        notice = f"{_why_not(source, name, here)}: these are the {len(chosen.finished)} cells saved in {data_folder}."
+        notice = f"{_why_not(source, name, here)}: these are the {len(chosen.finished)} runs saved in {data_folder}."
     return replace(chosen, source=named, notice=notice, changed=_changed_since(chosen, data_folder))
 
 
@@ -62,7 +62,7 @@ def _changed_since(data: SweepData, data_folder: Path | None) -> dict[str, str]:
 
 
 def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
-    """Why saved numbers stand in for a source, of which `finished` says how many cells it has, if it has the sweep."""
+    """Why saved numbers stand in for a source, of which `finished` says how many runs it has, if it has the sweep."""
     asked = shown(source) if "://" in source else source
     if finished:
         return f"{asked} has {finished[0]} finished runs of {name}"

@@ -16,11 +16,12 @@ import pandas as pd
 from grpo_lab.analysis.sources.cache import NOTHING, Cache
 from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
+from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.harness_results import protocols
 from grpo_lab.tracking.metrics import harness_of
+from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import run_status, was_interrupted, was_stopped
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
-from grpo_lab.tracking.whole import read_json
 
 # What decides how often is asked, not what; and budgets that evaluations have under names of their own.
 _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl", "task.response_tokens", "task.downstream_response_tokens")
@@ -36,7 +37,7 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     folder = sweep_folder(runs_dir, name)
     record = read_sweep(folder)
     if not record.cells:
-        raise ValueError(f"{name} has no cells yet: its arms are being tuned; `grpo-lab status {name}` shows how far")
+        raise ValueError(f"{name} has no runs yet: its arms are being tuned; `grpo-lab status {name}` shows how far")
     cells = read_cells(Path(runs_dir), record.cells, folder / "cache" if cache else None)
     try:
         return assemble(record, cells, "run folders")
@@ -45,7 +46,7 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
 
 
 def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
-    """Every cell, from its run folder, or from the folder `cache` where nothing changed; None caches nothing."""
+    """Every run, from its run folder, or from the folder `cache` where nothing changed; None caches nothing."""
     cached = Cache(cache)
     found = [_read_cell(runs_dir, cell, cached) for cell in cells]
     cached.save()
@@ -56,7 +57,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
     folder = runs_dir / cell.folder
     labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
     row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
-    row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "inert": [], "protocol": None}
+    row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "no_ops": [], "protocol": None}
     row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as, "harness": ""}
     points, answers, settings = NOTHING.points, NOTHING.answers, {}
     try:
@@ -72,8 +73,8 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
             row["lost"] = lost_evaluations(folder, points)
             row["harness"] = protocols(folder)
         if row["status"] == "done":
-            done = _read_json(folder / "DONE")
-            row["inert"] = list(done["inert"])
+            done = with_done_fields(_read_json(folder / "DONE"))
+            row["no_ops"] = list(done["no_ops"])
             _require_whole(folder / "metrics.jsonl", points, done)
         if row["status"] == "failed":
             row["problem"] = (folder / "error.txt").read_text(errors="replace").partition("\n")[0]
@@ -96,7 +97,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
 def _require_whole(path: Path, points: pd.DataFrame, done: Mapping[str, Any]) -> None:
     """Raise ValueError where the metrics of a finished run do not end as DONE says: lines were lost, or exchanged."""
     last = int(points["step"].max()) if len(points) else None
-    remedy = "restore it from a copy, or run the cell again in another folder"
+    remedy = "restore it from a copy, or start the run again in another folder"
     if last is None or last != done.get("steps", last):
         ends = "has no step" if last is None else f"ends at step {last}"
         raise ValueError(f"{path} {ends}, and the run has finished after {done.get('steps', 'some')}; {remedy}")
@@ -117,7 +118,7 @@ def _last_values(points: pd.DataFrame) -> dict[str, float]:
 
 def changes_of_code(described: Mapping[str, Any]) -> str:
     """The steps after which a run was resumed with changed code, from its run.json."""
-    return ", ".join(str(stretch["from_step"]) for stretch in described.get("stretches", ())[1:])
+    return ", ".join(str(segment["from_step"]) for segment in described.get("stretches", ())[1:])
 
 
 def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
@@ -126,7 +127,7 @@ def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
     What harnesses measured is no part of the run's log.
     """
     tables = {path.name for path in (folder / "eval").glob("*.parquet")}
-    if not tables and not (folder / "eval").is_dir() and not _sealed_tables(folder):
+    if not tables and not (folder / "eval").is_dir() and not _has_checksums(folder):
         return ""
     own = [
         at
@@ -138,8 +139,8 @@ def lost_evaluations(folder: Path, points: pd.DataFrame) -> str:
     return ", ".join(str(step) for step in evaluated if f"step={step:06d}.parquet" not in tables)
 
 
-def _sealed_tables(folder: Path) -> bool:
-    """Whether DONE of the run in `folder` holds digests of its tables."""
+def _has_checksums(folder: Path) -> bool:
+    """True if DONE of the run in `folder` holds digests of its tables."""
     return (folder / "DONE").exists() and "files" in _read_json(folder / "DONE")
 
 

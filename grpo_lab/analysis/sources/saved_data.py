@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, sweep_data
-from grpo_lab.tracking.files import write_whole
-from grpo_lab.tracking.metrics import is_touched
+from grpo_lab.tracking.checksums import fault_in_json
+from grpo_lab.tracking.files import write_atomically
+from grpo_lab.tracking.metrics import is_active_fraction
 from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
-from grpo_lab.tracking.whole import fault_in_json
 
 _WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
 _BITS = 20  # of a rounded number: six digits
@@ -29,22 +29,22 @@ _SAVE_AGAIN = "restore it from a copy, or save the data again with `grpo-lab dat
 
 def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path]:
     """Write `<name>.parquet` (every logged number), `<name>.answers.parquet` (every evaluated question) and
-    `<name>.json.xz` (record and cells): enough for every figure. With `compact` logged numbers are `rounded`.
+    `<name>.json.xz` (record and runs): enough for every figure. With `compact` logged numbers are `rounded`.
 
     All are replaced whole; the same data give the same bytes. Raises ValueError where that would lose finished
-    cells, RunFolderError where it cannot write.
+    runs, RunFolderError where it cannot write.
     """
     table, answers, described = _data_files(folder, data.record.name)
     if data.record.name in saved_names(folder):
         saved = len(load_data(folder, data.record.name).finished)
         if saved > len(data.finished):
             raise ValueError(
-                f"{table} holds {saved} finished cells, these runs {len(data.finished)}: finish the sweep, or save "
+                f"{table} holds {saved} finished runs, these runs {len(data.finished)}: finish the sweep, or save "
                 "to another folder with --to"
             )
     points, twins = _without_twins(rounded(data.points) if compact else data.points)
-    write_whole(table, lambda path: _to_parquet(points, path))
-    write_whole(answers, lambda path: _to_parquet(data.answers, path))
+    write_atomically(table, lambda path: _to_parquet(points, path))
+    write_atomically(answers, lambda path: _to_parquet(data.answers, path))
     runs = data.runs.astype(object).where(data.runs.notna(), None)
     # Where this machine keeps its MLflow store means nothing on another.
     record = asdict(replace(data.record, tracking=None))
@@ -53,16 +53,16 @@ def save_data(data: SweepData, folder: Path, compact: bool = False) -> list[Path
     content["sha256"] = {path.name: _digest(path) for path in (table, answers)}
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     earlier, described = described, folder / f"{data.record.name}.json.xz"
-    write_whole(described, lambda path: path.write_bytes(lzma.compress(text.encode(), preset=9)))
+    write_atomically(described, lambda path: path.write_bytes(lzma.compress(text.encode(), preset=9)))
     if earlier != described:
         earlier.unlink()
     return [table, answers, described]
 
 
 def with_saved(data: SweepData, folder: Path) -> SweepData:
-    """The sweep with those finished cells that only the data saved in `folder` hold, if the same was declared.
+    """The sweep with those finished runs that only the data saved in `folder` hold, if the same was declared.
 
-    So a sweep may be run in parts, at different times or on several machines, and saved after each. A cell that is
+    So a sweep may be run in parts, at different times or on several machines, and saved after each. A run that is
     finished in both is the one in `data`. Raises ValueError where the saved data cannot be read.
     """
     if data.design is None or data.record.name not in saved_names(folder):
@@ -107,7 +107,7 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
 
 
 def evaluations_alone(data: SweepData) -> SweepData:
-    """The sweep with its evaluations and budgets alone, for one of many runs of which only the ends matter.
+    """The sweep with only its evaluations and budgets, for one of many runs of which only the ends matter.
 
     Figures of steps, answers to single questions and the settings of arms go.
     """
@@ -145,7 +145,7 @@ def lean(data: SweepData) -> SweepData:
     named = data.design.all_metrics if data.design else ()
 
     def is_read(name: str) -> bool:
-        if name in (*LABELS, "step") or name in _JUDGED or is_touched(name):
+        if name in (*LABELS, "step") or name in _JUDGED or is_active_fraction(name):
             return True
         # A derived metric ends in the one that it is of, such as average/train/entropy.
         return name.startswith(("eval/", "start/", "budget/")) or any(f"/{one}".endswith(f"/{name}") for one in named)
@@ -183,7 +183,7 @@ def _without_twins(points: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, 
 
 
 def _with_twins(points: pd.DataFrame, twins: Sequence[tuple[int, str, str]]) -> pd.DataFrame:
-    """What `_without_twins` was given."""
+    """The input of `_without_twins`."""
     names = [str(name) for name in points.columns]
     for place, name, _ in twins:
         names.insert(place, name)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     pass
 
 Settings = Mapping[str, Any]
-Place = tuple[str, str]  # level and arm
+Condition = tuple[str, str]  # level and arm
 
 SAME = " = "
 STEPS = "updates.number"  # optimiser steps on one batch of rollouts
@@ -32,7 +32,7 @@ def settings_of(described: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def differing(by_place: Mapping[Place, Settings]) -> dict[Place, dict[str, Any]]:
+def differing(by_place: Mapping[Condition, Settings]) -> dict[Condition, dict[str, Any]]:
     """The settings of every arm, reduced to those in which some arms differ, and STEPS."""
     known = {place: settings for place, settings in by_place.items() if settings}
     keys = list(dict.fromkeys(key for settings in known.values() for key in settings))

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.sources.answers import ADDED, COLUMNS
-from grpo_lab.analysis.sources.settings import Place, Settings, differing
+from grpo_lab.analysis.sources.settings import Condition, Settings, differing
 from grpo_lab.config.design import Collapsed, Design, read_design
-from grpo_lab.tracking.renames import metric_name
+from grpo_lab.tracking.renames import metric_name, with_done_fields
 from grpo_lab.tracking.run_reader import EXHAUSTED
 from grpo_lab.tracking.sweep_record import SweepRecord
 
@@ -35,21 +35,21 @@ _ADDED = {
 class SweepData:
     """All that analysis knows of a sweep; the tables share the columns level, arm and seed.
 
-    `runs`: one row per recorded cell. Its columns, beside run_key, mlflow_run_id, folder, commit and dirty:
+    `runs`: one row per recorded run. Its columns, beside run_key, mlflow_run_id, folder, commit and dirty:
 
         status        done, failed, partial, new or unreadable; `problem` says why
-        inert         the axes whose option changed nothing in the whole run
+        no_ops        the axes whose option changed nothing in the whole run
         collapsed     whether the run stopped on a loss that was not finite
         protocol      a hash of what the model is asked and of how answers are graded
         changed_code  the steps after which it was resumed with changed code, such as "50, 100"
         lost          the steps whose table of evaluated answers is gone, written likewise
         base          the base model it started from, a value of model.base; NO_BASE where none was recorded
         harness       the suites that harnesses measured, each with a hash of how: see `harness_results.protocols`
-        same_as       the cell that made this run, where two cells are the same run by construction
+        same_as       the label under which the run was made, where two labels are the same run by construction
 
-    `points`: one row per logged step of every readable cell, with `step` and the metrics; NaN where one was not logged.
+    `points`: one row per logged step of every readable run, with `step` and the metrics; NaN where one was not logged.
 
-    `answers`: one row per cell, evaluation (step), suite and question. Columns are difficulty, n (samples), correct,
+    `answers`: one row per run, evaluation (step), suite and question. Columns are difficulty, n (samples), correct,
     wanted (the target length in the prompt, 0 for none) and tokens (of all n samples). No rows where none were saved.
 
     `source` says in words where the tables come from. A `notice` that is not empty says that they are of other runs
@@ -63,7 +63,7 @@ class SweepData:
     points: pd.DataFrame
     answers: pd.DataFrame
     source: str
-    settings: Mapping[Place, Settings] = field(default_factory=dict)
+    settings: Mapping[Condition, Settings] = field(default_factory=dict)
     notice: str = ""
     changed: Mapping[str, str] = field(default_factory=dict)
 
@@ -171,7 +171,7 @@ class SweepData:
 
 
 def bases_of(data: SweepData) -> dict[int, int]:
-    """Seed -> base; empty for a sweep of one initial policy. Seeds are nested in bases, so a seed has one."""
+    """Seed -> base; empty for a sweep of one initial policy. Seeds are nested in base models, so a seed has one."""
     if "base" not in data.runs:
         return {}
     known = data.runs.loc[data.runs["base"] >= 0, ["seed", "base"]].drop_duplicates("seed")
@@ -185,7 +185,7 @@ def _words(arm: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class CellData:
-    """One cell: its row of `runs`, and its rows of `points` and `answers` without level, arm and seed."""
+    """One run: its row of `runs`, and its rows of `points` and `answers` without level, arm and seed."""
 
     row: dict[str, Any]
     points: pd.DataFrame
@@ -194,10 +194,10 @@ class CellData:
 
 
 def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> SweepData:
-    """Join the tables of cells, read from anywhere, to one sweep."""
+    """Join the tables of runs, read from anywhere, to one sweep."""
     points = _joined(cells, [cell.points for cell in cells])
     answers = _joined(cells, [cell.answers for cell in cells])
-    settings: dict[Place, Settings] = {}
+    settings: dict[Condition, Settings] = {}
     for cell in cells:
         if cell.settings:
             settings.setdefault((cell.row["level"], cell.row["arm"]), cell.settings)
@@ -205,7 +205,7 @@ def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> Swe
 
 
 def _joined(cells: Sequence[CellData], tables: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
-    """The tables of all cells as one, with the labels of each row's cell; None where no table has rows."""
+    """The tables of all runs as one, with the labels of each row's run; None where no table has rows."""
     counts = [len(table) for table in tables]
     if not any(counts):
         return None
@@ -221,7 +221,7 @@ def sweep_data(
     points: pd.DataFrame | None,
     answers: pd.DataFrame | None,
     source: str,
-    settings: Mapping[Place, Settings],
+    settings: Mapping[Condition, Settings],
 ) -> SweepData:
     design = None if record.design is None else read_design(record.design)
     points = pd.DataFrame(columns=[*LABELS, "step"]) if points is None else _under_todays_names(points)
@@ -229,7 +229,7 @@ def sweep_data(
     answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
-    runs = pd.DataFrame(list(cells))
+    runs = pd.DataFrame([with_done_fields(cell) for cell in cells])
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
     runs, answers = runs.astype({"collapsed": bool, "base": int}), answers[[*LABELS, *COLUMNS]]
     return SweepData(record, design, runs, points, answers, source, settings)

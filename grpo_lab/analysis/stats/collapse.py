@@ -1,4 +1,4 @@
-"""Collapse as an outcome of its own: how many runs of an arm, of how many, and against how many of another.
+"""Collapse as a result of its own: how many runs of an arm, of how many, and against how many of another.
 
 Runs count as independent of each other. Bases that collapse more often than others widen the first interval's true
 error, and pairs by base make the second test careful; neither is estimated from a handful of collapses.

@@ -1,19 +1,19 @@
-"""What some runs say of other runs: over bases and seeds, with collapses apart, as a difference and as equivalence.
+"""Statistics of runs over base models and seeds: differences, equivalence and risk, with collapses kept apart.
 
-A sweep trains every arm from several initial policies, its bases, and with several seeds on each. A claim is about
-another base, so a base is one observation: the mean over its seeds. With b bases of s seeds each and a random effect
-of the base,
+A sweep trains every arm from several base models and with several seeds on each. A claim is about a new base model,
+so a base model is one observation: the mean over its seeds. With b base models of s seeds each and a random effect of
+the base model,
 
     value = mu + base + seed,   interval = mean of base means +- t(b - 1) * sd(base means) / sqrt(b)
 
-is exact for normal effects whatever the two variances are. Where pairs are missing, bases still weigh alike: the means
-of fewer seeds scatter more, and the interval stays near its nominal coverage. With one base the seeds are the
-observations, and the interval is about other seeds of that base. With two bases, or two seeds of one, there is none,
-and nothing is decided.
+is exact for normal effects whatever the two variances are. Where pairs are missing, base models still weigh alike: the
+means of fewer seeds scatter more, and the interval stays near its nominal coverage. With one base model the seeds are
+the observations, and the interval is about other seeds of that base model. With two base models, or two seeds of one,
+there is none, and nothing is judged.
 
 A run that collapsed (`FinalValues` says which) is no draw from the same bell as the others. Where some pairs hold one
 and others do not, the mean over all gets no interval. The mean over the pairs without a collapse has one, which is
-about runs that do not collapse; how often they do is an outcome of its own (`collapse`). Where all pairs are alike
+about runs that do not collapse; how often they do is a quantity of its own (`collapse`). Where all pairs are alike
 (none collapsed, or every one in the same arms) the interval is about pairs like these.
 
 `analysis/interval_coverage` simulates all of it; its tables, and how to make them again, stand there.
@@ -32,8 +32,8 @@ from scipy import special
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, critical_t
 from grpo_lab.analysis.stats.multiplicity import ROUNDING, paired_t_pvalue
 
-FEWEST_BASES = FOR_INTERVAL  # for an interval about another base
-HARM = 0.02  # of an accuracy or a reward: losing more than this in another base is harm
+FEWEST_BASES = FOR_INTERVAL  # for an interval about a new base model
+HARM = 0.02  # of an accuracy or a reward: losing more than this in a new base model is harm
 APART, TIMES = 0.1, 4  # two groups lie this far apart, and this many standard deviations within groups
 CHANCE = 0.98  # of two normal runs of a base to lie nearer than what makes them groups
 FEWEST_RUNS = 4  # in which two groups can be told from one
@@ -44,8 +44,9 @@ class Comparison:
     """Values of runs, or differences of pairs of runs, of these seeds.
 
     `whole` is over all of them, `alive` over those without a collapse; they are equal where none collapsed. An interval
-    that is withheld has no bounds and says why in `why`. `observed` are the independent values that `whole` rests on,
-    one per base (or per seed, with one base); `mixed` says that some pairs have a collapse that others do not have.
+    that is not reported has no bounds; its `why` is the reason. `observed` are the independent values that `whole`
+    rests on, one per base model (or per seed, with one); `mixed` says that some pairs have a collapse that others do
+    not have.
 
     `p` is two-sided, of no effect at all: of `whole`, and 1 where `whole` has no interval. Where pairs are
     mixed it is twice the smaller one of all pairs and of `alive`. There it holds no statement about the mean, since an
@@ -68,13 +69,13 @@ class Comparison:
     def within(self, margin: float | int) -> float:
         """p of two one-sided t tests (TOST): that the effect is as large as the margin or larger, on either side.
 
-        Below .05 exactly where the 90% interval lies inside +-margin. 1 where the interval is withheld, NaN for fewer
-        than two values.
+        Below .05 exactly where the 90% interval lies inside +-margin. 1 where the interval is not reported, NaN for
+        fewer than two values.
         """
         return self._one_sided(margin, inside=True)
 
     def beyond(self, margin: float | int) -> float:
-        """Two-sided p that the effect is no larger than the margin; 1 where the interval is withheld."""
+        """Two-sided p of an effect no larger than the margin; 1 where the interval is not reported."""
         p = self._one_sided(margin, inside=False)
         return min(1.0, 2 * p) if not math.isnan(p) else p
 
@@ -93,12 +94,12 @@ class Comparison:
         return float(special.stdtr(n - 1, -far / error))
 
     def harm(self, points: float | int = HARM) -> float:
-        """The chance that the same comparison on another base (or seed) comes out more than `points` below 0.
+        """The chance that the same comparison on a new base model (or seed) comes out more than `points` below 0.
 
         Measured with as many seeds: the scatter of seeds is in it.
 
         By the predictive distribution of one more observation x, (x - mean) / (sd sqrt(1 + 1/n)) ~ t(n - 1). NaN where
-        the interval is withheld: what a collapse costs is counted, not averaged.
+        the interval is not reported: what a collapse costs is counted, not averaged.
         """
         n = len(self.observed)
         if n < 2 or math.isnan(self.whole.low):
@@ -116,7 +117,7 @@ def compare(
     grouped: bool = True,
     confidence: float | int = CONFIDENCE,
 ) -> Comparison:
-    """Compare by seed: `bases` maps a seed to its base (empty for one base).
+    """Compare by seed: `bases` maps a seed to its base (empty for one base model).
 
     `collapsed` maps a seed to what collapsed of its pair, such as (True, False); seeds that it lacks have no collapse.
     `grouped=False` does not look for two groups, for numbers that are no accuracies.
@@ -129,17 +130,17 @@ def compare(
     left = {seed: value for seed, value in own.items() if seed not in fallen}
     alive, seen = _over_bases(left, bases or {}, confidence) if fallen else (whole, observed)
     if grouped:
-        whole, alive = (_withheld(one, two_groups(of, bases)) for one, of in ((whole, own), (alive, left)))
+        whole, alive = (_without_bounds(one, two_groups(of, bases)) for one, of in ((whole, own), (alive, left)))
     p = _pvalue(whole, observed)
     if mixed:
         parts = [one for one in (_pvalue(None, observed), _pvalue(alive, seen)) if not math.isnan(one)]
         p = min(1.0, 2 * min(parts)) if parts else math.nan
-        whole = _withheld(whole, f"collapsed runs in {len(fallen)} of {len(own)}")
+        whole = _without_bounds(whole, f"collapsed runs in {len(fallen)} of {len(own)}")
     return Comparison(tuple(sorted(own)), whole, alive, observed, mixed, p)
 
 
 def mean_of_runs(values: Sequence[float], bases: Sequence[int]) -> Interval:
-    """The mean of one number per run, for another base where these are of several; NaN values are left out.
+    """The mean of one number per run, for a new base model where these are of several; NaN values are left out.
 
     `bases` holds the base of each value. For numbers that are no accuracies, so groups of runs are not looked for.
     """
@@ -154,7 +155,7 @@ def _pvalue(interval: Interval | None, observed: Sequence[float]) -> float:
     return 1.0 if none and not math.isnan(p) else p
 
 
-def _withheld(interval: Interval, why: str) -> Interval:
+def _without_bounds(interval: Interval, why: str) -> Interval:
     """Without its bounds where there is a reason."""
     if not why:
         return interval
@@ -164,14 +165,14 @@ def _withheld(interval: Interval, why: str) -> Interval:
 def _over_bases(
     values: Mapping[int, float], bases: Mapping[int, int], confidence: float
 ) -> tuple[Interval, tuple[float, ...]]:
-    """The mean of base means, and those; with one base the mean of the seeds' values."""
+    """The mean of base means, and those; with one base model the mean of the seeds' values."""
     means = base_means(values, bases)
     if len(means) < 2:
         observed, number, why = tuple(values.values()), 0, ""
     else:
         number = len(means)
         observed = tuple(means)
-        why = "" if number >= FEWEST_BASES else f"{number} bases: another base needs {FEWEST_BASES}"
+        why = "" if number >= FEWEST_BASES else f"{number} base models: an interval needs {FEWEST_BASES}"
     n = len(observed)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0), ()
@@ -184,7 +185,7 @@ def _over_bases(
 
 
 def base_means(values: Mapping[int, float], bases: Mapping[int, int]) -> list[float]:
-    """The mean over the seeds of each base, in the order of the bases; seeds without one share one."""
+    """The mean over the seeds of each base model, in the order of the base models; seeds without one share one."""
     by_base: dict[int, list[float]] = {}
     for seed, value in values.items():
         by_base.setdefault(bases.get(seed, -1), []).append(value)
@@ -197,10 +198,10 @@ def two_groups(values: Mapping[int, float], bases: Mapping[int, int] | None = No
     Sorted values are divided at their largest gap. They are two groups where the gap is more than 10 points of accuracy
     and more than 4 times the standard deviation within the groups. With fewer than four values there is no telling.
 
-    With two runs or more on every base, a gap between whole bases is not one between runs: the interval over bases has
-    it. There the runs of each base are divided too, at a gap of more than 10 points, and the largest gap must be one
-    that two normal runs have in fewer than 1 of 50 pairs, by t and the deviation within all the parts. With one run a
-    base, a base that lies apart is not told from a run that does.
+    With two runs or more on every base model, a gap between whole base models is not one between runs: the interval
+    over base models has it. There the runs of each base model are divided too, at a gap of more than 10 points, and the
+    largest gap must be one that two normal runs have in fewer than 1 of 50 pairs, by t and the deviation within all the
+    parts. With one run a base, a base that lies apart is not told from a run that does.
     """
     if len(values) < FEWEST_RUNS:
         return ""

@@ -1,4 +1,4 @@
-"""How far bases and seeds differ, and which effect a design of so many bases and seeds can find."""
+"""How far base models and seeds differ, and which effect a design of given base models and seeds can find."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ DRAWS = 10_000  # of what the deviations may be, behind an interval
 
 
 def components(values: pd.DataFrame, confidence: float | int = CONFIDENCE) -> tuple[Interval, Interval]:
-    """The standard deviations between bases and between seeds of one base, from columns base, seed and value.
+    """The standard deviations between base models and between seeds of one, from columns base, seed and value.
 
-    One-way analysis of variance, with the harmonic mean of the seeds per base where bases have unequal numbers. Between
-    seeds the interval is chi-square's, between bases that of Williams and Tukey. What seeds alone explain is 0 between
-    bases. n counts the runs. Raises ValueError for fewer than two bases, or no base with two seeds.
+    One-way analysis of variance, with the harmonic mean of the seeds per base model where base models have unequal
+    numbers. Between seeds the interval is chi-square's, between base models that of Williams and Tukey. What seeds
+    alone explain is 0 between base models. n counts the runs. Raises ValueError for fewer than two base models, or no
+    base with two seeds.
     """
     by_base = [group["value"].to_numpy(float) for _, group in groups_of(values, "base")]
     bases, runs = len(by_base), sum(map(len, by_base))
     if bases < 2 or runs == bases:
-        raise ValueError(f"{runs} runs on {bases} bases: give two bases or more, and two seeds on some base")
+        raise ValueError(
+            f"{runs} runs on {bases} base models: give two base models or more, and two seeds on some base"
+        )
     freedom, within_freedom = bases - 1, runs - bases
     within = sum(float(((own - own.mean()) ** 2).sum()) for own in by_base)
     seeds = bases / sum(1 / len(own) for own in by_base)
@@ -46,11 +49,11 @@ def components(values: pd.DataFrame, confidence: float | int = CONFIDENCE) -> tu
 
 @dataclass(frozen=True)
 class Scatter:
-    """How far paired differences deviate, between bases and between seeds of one base, and how well that is known.
+    """How far paired differences deviate between base models and between seeds of one, and how well that is known.
 
     `between` is the mean square of base means times the `seeds` that each has (the harmonic mean), `within` the mean
-    square of seeds about their base's mean, each with its degrees of freedom. With one base `between` is NaN. With one
-    seed a base `within` is NaN: what seeds add is then in `between`, and more seeds are not assumed to help.
+    square of seeds about their base's mean, each with its degrees of freedom. With one base model `between` is NaN.
+    With one seed a base `within` is NaN: what seeds add is then in `between`, and more seeds are not assumed to help.
     """
 
     between: float
@@ -61,18 +64,18 @@ class Scatter:
 
     @property
     def of_bases(self) -> float:
-        """The standard deviation of effects between bases; NaN with one base."""
+        """The standard deviation of effects between base models; NaN with one base model."""
         if math.isnan(self.within):
             return math.sqrt(self.between)
         return math.sqrt(max(0.0, self.between - self.within) / self.seeds)
 
     @property
     def of_seeds(self) -> float:
-        """The standard deviation between seeds of one base; NaN where each base has one."""
+        """The standard deviation between seeds of one base model; NaN where each base model has one."""
         return math.sqrt(self.within)
 
     def of_mean(self, seeds: int, confidence: float | int = CONFIDENCE) -> Interval:
-        """The deviation of what t takes as one observation: a base's mean over so many seeds, or with one base a seed.
+        """The deviation of one observation of the t test: a base model's mean over `seeds` seeds, or with one a seed.
 
         The interval is by the fiducial distribution of both variances: a mean square m with f degrees stands for
         variances m f / chi2(f). n is the degrees of freedom between observations, rounded.
@@ -97,8 +100,8 @@ class Scatter:
 def pooled_scatter(differences: pd.DataFrame, bases: Mapping[int, int]) -> Scatter:
     """The scatter that contrasts share: a column of `differences` each, a row for each seed, NaN where one has none.
 
-    `bases` maps a seed to its base; empty for one base. Contrasts with the same control are not independent, so k of
-    them with the mean squared correlation r2 count as k / (1 + (k - 1) r2) times one. Raises ValueError where no
+    `bases` maps a seed to its base; empty for one base model. Contrasts with the same control are not independent, so k
+    of them with the mean squared correlation r2 count as k / (1 + (k - 1) r2) times one. Raises ValueError where no
     contrast has two observations.
     """
     of = pd.Series([bases.get(int(seed), -1) for seed in differences.index], index=differences.index)
@@ -130,7 +133,7 @@ def pooled_scatter(differences: pd.DataFrame, bases: Mapping[int, int]) -> Scatt
 
 
 def _as_one(values: pd.DataFrame, freedom: int) -> float:
-    """So many degrees of freedom, summed over the columns, as those of independent ones."""
+    """Degrees of freedom, summed over the columns, as those of independent ones."""
     known = values.loc[:, values.notna().any()]
     columns = known.shape[1]
     if columns < 2 or not freedom:

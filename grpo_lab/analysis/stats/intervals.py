@@ -20,12 +20,12 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
-FOR_INTERVAL = 3  # runs, or base models, for an interval; fewer are shown as they are
+FOR_INTERVAL = 3  # runs, or base models, that an interval needs; fewer are shown one by one
 SMALL = 0.002  # below it three decimals would leave one digit, and two significant ones are shown
-WITHHELD = " [withheld]"  # in place of an interval that would not cover what it says
-WITHHELD_MEANS = (
-    "Withheld: some runs collapsed and others did not, or runs fall into two groups, or there are two bases; no "
-    "interval of the mean would hold as often as it says."
+NOT_REPORTED = " [not reported]"  # in place of an interval that would not hold its nominal coverage
+NOT_REPORTED_MEANS = (
+    "Not reported: some runs collapsed and others did not, or runs fall into two groups, or there are only two base "
+    "models, so that a 95% CI of the mean would not have its nominal coverage."
 )
 Numbers = Sequence[float | int] | np.ndarray | pd.Series
 
@@ -35,8 +35,8 @@ class Interval:
     """An estimate from n runs (seeds, pairs of runs, or questions) with a confidence interval.
 
     low and high are NaN for fewer than FOR_INTERVAL runs, all three numbers are for n = 0. `bases` is the number of
-    bases of these runs where they are of several, and the interval is about another base. Where an interval is
-    withheld, low and high are NaN and `why` says the reason. `points` are the values themselves, of two runs.
+    base models where the runs have several; the interval then generalises to a new base model. Where an interval is
+    not reported, low and high are NaN and `why` is the reason. `points` are the values themselves, of two runs.
     """
 
     mean: float
@@ -48,8 +48,8 @@ class Interval:
     points: tuple[float, ...] = ()
 
     @property
-    def withheld(self) -> bool:
-        """Whether it has no bounds for a reason other than too few runs."""
+    def not_reported(self) -> bool:
+        """True where bounds are left out for a reason other than too few runs."""
         return bool(self.why) and not self.points
 
     def text(self, sign: str = "") -> str:
@@ -69,15 +69,15 @@ class Interval:
 
     def ends(self, number: Callable[[float], str]) -> str:
         """The part of `written` behind the estimate."""
-        if self.withheld:
-            return WITHHELD
+        if self.not_reported:
+            return NOT_REPORTED
         if len(set(written := [number(point) for point in self.points])) == 2:
             return f" ({written[0]} and {written[1]})"
         return bounds(self.low, self.high, number)
 
     def runs(self) -> str:
-        """`n = 8`, `n = 8 on 4 bases`, or `n = 2: no interval`."""
-        of = f"n = {self.n} on {self.bases} bases" if self.bases else f"n = {self.n}"
+        """`n = 8`, `n = 8 on 4 base models`, or `n = 2: no interval`."""
+        of = f"n = {self.n} on {self.bases} base models" if self.bases else f"n = {self.n}"
         return f"{of}: no interval" if 0 < self.n < FOR_INTERVAL and math.isnan(self.low) else of
 
     def scaled(self, by: float | int) -> Interval:
@@ -86,7 +86,7 @@ class Interval:
         return replace(self, mean=by * self.mean, low=by * self.low, high=by * self.high, points=points)
 
     def contains(self, value: float | int) -> bool:
-        """Whether the interval includes the value; an interval without bounds includes every value."""
+        """True if the interval includes the value; an interval without bounds includes every value."""
         return not (value < self.low or value > self.high)
 
     def within(self, least: float, most: float) -> Interval:

@@ -24,7 +24,7 @@ def mean_line(
 
     `bases` are those of the seeds: where there are several, their means are averaged, and the interval is for another.
     The grid ends at X = `budget`, or with the shortest seed. Evaluations are averaged where they lie on average; a
-    metric of every step is smoothed by a running mean first, at so many `points`. Empty where the seeds share no
+    metric of every step is smoothed by a running mean first, at `points` points. Empty where the seeds share no
     stretch.
     """
     if not seeds:
@@ -51,7 +51,7 @@ def mean_line(
 
 
 def over_bases(values: np.ndarray, bases: Sequence[int]) -> np.ndarray:
-    """The means [B, K] over the seeds of each base of values [S, K], NaN left out; unchanged for one base."""
+    """The means [B, K] over the seeds of each base model of values [S, K], NaN left out; unchanged for one."""
     if len(set(bases)) < 2:
         return values
     here, of = ~np.isnan(values), np.asarray(bases)

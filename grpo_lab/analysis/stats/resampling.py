@@ -72,7 +72,7 @@ def crossed_bootstrap(
 
 
 def _blocks(repetitions: int) -> list[int]:
-    """The sizes of the blocks in which so many repetitions are computed."""
+    """The sizes of the blocks in which the repetitions are computed."""
     return [min(BLOCK, repetitions - start) for start in range(0, repetitions, BLOCK)]
 
 

@@ -1,4 +1,4 @@
-"""How far runs of an arm differ, as an outcome: the ratio of two arms' standard deviations, paired by seed.
+"""Spread of the runs of an arm as a result of its own: the ratio of two arms' standard deviations, paired by seed.
 
 Two tricks can end alike and differ in how much a single run can be trusted. With several seeds on a base model the
 deviations are those of seeds from their base model's mean; with one, those of base models from the mean of all. The

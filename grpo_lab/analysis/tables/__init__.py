@@ -96,4 +96,4 @@ def _judged(judgement: Judgement) -> dict[str, Any]:
     row = {"level": prediction.level, "arm": prediction.arm, "reference_level": level, "reference_arm": arm}
     row |= {"metric": prediction.metric, "direction": prediction.direction.value, "margin": judgement.margin}
     row |= {"estimate": found.mean, "low": found.low, "high": found.high, "n": found.n, "p": judgement.p}
-    return row | {"p_holm": judgement.holm, "family": judgement.family, "word": judgement.word}
+    return row | {"p_holm": judgement.holm, "family": judgement.family, "word": judgement.verdict}

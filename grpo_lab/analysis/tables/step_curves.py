@@ -12,24 +12,24 @@ from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import row_at
 from grpo_lab.analysis.tables.curves import curves_of, means_of
-from grpo_lab.tracking.metrics import is_touched, touched_metric
+from grpo_lab.tracking.metrics import fraction_metric, is_active_fraction
 
-OWN = "touched/own"  # the largest share that an arm's own tricks touch
+OWN = "active_fraction/own"  # the largest share that an arm's own tricks touch
 
 
 def own_axes(data: SweepData) -> dict[str, list[str]]:
-    """For every arm the touched/* that belong to its own tricks.
+    """For every arm the active_fraction/* that belong to its own tricks.
 
     Those its overrides name; where they name none, as a recipe's name does, those that it touches and the control
     never does.
     """
     tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points.columns if is_touched(name)]
+    touched = [name for name in data.points.columns if is_active_fraction(name)]
     most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
     found = {}
     for arm in data.arms:
         words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
-        named = {touched_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
+        named = {fraction_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
         if words and not named & set(touched):
             here, plain = row_at(most, arm), row_at(most, data.control)
             named = {name for name in touched if here[name] > 0 and not plain[name] > 0}

@@ -79,11 +79,11 @@ class GrpoLabSearchPath(SearchPathPlugin):
 
 @dataclass
 class CellSweeperConf:
-    """hydra/sweeper=cells. `dry_run` lists the cells and starts none.
+    """hydra/sweeper=cells. `dry_run` lists the runs and starts none.
 
-    `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_inert` runs the cells of arms whose
-    pilot could not act. `add` and `leave_one_out` are the additions of an ablation from the shell: overrides, and lists
-    of overrides that one arm adds together.
+    `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_no_ops` runs arms whose manipulation
+    check failed in the pilot too; `run_inert` is its name of before. `add` and `leave_one_out` are the additions of an
+    ablation from the shell: overrides, and lists of overrides that one arm adds together.
     """
 
     _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
@@ -91,7 +91,8 @@ class CellSweeperConf:
     dry_run: bool = False
     pilot: bool = True
     pilot_share: float = 0.25
-    run_inert: bool = False
+    run_no_ops: bool = False
+    run_inert: Optional[bool] = None  # noqa: UP045
     add: List[Any] = field(default_factory=list)  # noqa: UP006
     leave_one_out: List[Any] = field(default_factory=list)  # noqa: UP006
 
@@ -103,7 +104,7 @@ class LocalLauncherConf:
     _target_: str = "hydra_plugins.grpo_lab.LocalLauncher"
     workers: Optional[int] = None  # noqa: UP045
     grace_seconds: float = 120.0  # between Ctrl-C, after which runs finish their steps and save, and SIGKILL
-    silent_minutes: Optional[float] = 360.0  # noqa: UP045  a cell that writes nothing for so long hangs and is ended
+    silent_minutes: Optional[float] = 360.0  # noqa: UP045  a run that writes nothing for so long hangs and is ended
     processes: int = 1  # that share one run, started by torchrun; each takes a GPU where there are some
 
 
@@ -140,10 +141,10 @@ class RayLauncherConf:
     address: str = ""
     at_once: Optional[int] = None  # noqa: UP045
     cpus: Optional[float] = None  # noqa: UP045  the run's threads
-    gpus: float = 0.0  # below 1, so many cells share a GPU
+    gpus: float = 0.0  # below 1, so many runs share a GPU
     memory_gb: Optional[float] = None  # noqa: UP045
     resources: Dict[str, float] = field(default_factory=dict)  # noqa: UP006  the cluster's own: +...resources.disk=1
-    retries: int = 10  # of a cell whose node or worker died
+    retries: int = 10  # of a run whose node or worker died
     grace_seconds: float = 120.0  # between Ctrl-C and the end of what has not ended, as of local
     silent_minutes: Optional[float] = 360.0  # noqa: UP045  as of local
     processes: int = 1  # as of local
@@ -156,7 +157,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 
 
 class CellSweeper(Sweeper):
-    """Expands designs and lists to cells, checks them all, and passes the unfinished ones to the launcher."""
+    """Expands designs and lists to runs, checks them all, and passes the unfinished ones to the launcher."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings

@@ -32,7 +32,7 @@
     return side;
   }
 
-  const passes = (row) => ["outcome", "truncated", "trained"].every((name) => ["", row[name]].includes(chosen[name].value));
+  const passes = (row) => ["outcome", "truncated", "in_loss"].every((name) => ["", row[name]].includes(chosen[name].value));
 
   function fillSteps(rows) {
     const steps = [...new Set(rows.map((row) => String(row.step)))], before = chosen.step.value;

@@ -21,7 +21,7 @@ from grpo_lab.analysis.build import build
 from grpo_lab.analysis.figures.foreign import draw_foreign
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
-from grpo_lab.tracking.foreign import READERS, TRL, Chosen, Imported, import_run, read_prime_rl, read_trl
+from grpo_lab.tracking.external import READERS, TRL, Chosen, Imported, import_run, read_prime_rl, read_trl
 from grpo_lab.tracking.metrics import PEERS, find
 from grpo_lab.tracking.run_reader import read_steps
 
@@ -48,10 +48,10 @@ def test_the_numbers_of_a_real_run_of_trl_are_its_own_under_our_names(tmp_path: 
     accuracies = points["eval/heldout_training/accuracy"].dropna()
     assert dict(accuracies) == {step: entry["eval_reward"] for step, entry in evaluated.items()}
     assert points["reward/outcome"].dropna().tolist() == [entry["reward"] for entry in trained.values()]
-    assert points.loc[2, "foreign/reward_std"] == trained[2]["reward_std"], "what has no name here is kept"
-    assert data.runs[["arm", "status", "problem"]].values.tolist() == [["foreign:trl", "done", ""]]
+    assert points.loc[2, "external/reward_std"] == trained[2]["reward_std"], "what has no name here is kept"
+    assert data.runs[["arm", "status", "problem"]].values.tolist() == [["external:trl", "done", ""]]
     assert data.design is None and found.log.notes == []
-    assert final_values(data).of("", "foreign:trl", "eval/heldout_training/accuracy").tolist() == [accuracies[6]]
+    assert final_values(data).of("", "external:trl", "eval/heldout_training/accuracy").tolist() == [accuracies[6]]
 
 
 def test_every_name_of_ours_is_in_the_registry_and_every_name_of_trl_beside_it() -> None:
@@ -113,7 +113,7 @@ def test_a_reward_outside_of_0_and_1_is_no_accuracy(tmp_path: Path) -> None:
     place = trl_log(tmp_path / "trl", {"step": 1, "reward": -1.0}, {"step": 1, "eval_reward": -0.5})
     _, found = read_trl(place, Chosen())
     assert found.notes[0].startswith("no accuracy: the log has a reward outside of 0 and 1")
-    assert found.steps[1].keys() == {"reward/mean", "foreign/eval_reward", "budget/steps"}
+    assert found.steps[1].keys() == {"reward/mean", "external/eval_reward", "budget/steps"}
     assert found.notes[1].startswith("no tokens")
 
 
@@ -172,13 +172,13 @@ def test_foreign_runs_stand_marked_beside_ours(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(getattr(data, table), getattr(before, table))
     drawn = draw_foreign(data, [theirs])
     own = drawn.numbers[drawn.numbers["foreign"]]
-    assert set(own["name"]) == {"theirs foreign:trl"} and own["share"].iloc[[0, -1]].tolist() == [0.0, 1.0]
+    assert set(own["name"]) == {"theirs external:trl"} and own["share"].iloc[[0, -1]].tolist() == [0.0, 1.0]
     assert own["heldout"].tolist() == theirs.points["eval/heldout_training/accuracy"].dropna().tolist()
     assert np.isfinite(own["reward"]).all()
     assert set(drawn.numbers.loc[~drawn.numbers["foreign"], "name"]) == {"base", "+helps"}
     for axes in drawn.figure.axes:
         marks = {line.get_label(): line.get_marker() for line in axes.lines}
-        assert (marks["base"], marks["theirs foreign:trl"]) == ("o", "D")
+        assert (marks["base"], marks["theirs external:trl"]) == ("o", "D")
 
 
 @pytest.mark.extended
@@ -204,7 +204,7 @@ def test_a_foreign_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
 
 def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_foreign(tmp_path: Path) -> None:
     write_synthetic(PLANTED, tmp_path)
-    with pytest.raises(ValueError, match="is a sweep of grpo_lab: give foreign runs another name"):
+    with pytest.raises(ValueError, match="is a sweep of grpo_lab: give external runs another name"):
         kept("trl", REAL, tmp_path, name="small")
     data = load_sweep(tmp_path, "small")
     with pytest.raises(ValueError, match="small is no foreign sweep: --foreign takes names"):

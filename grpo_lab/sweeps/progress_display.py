@@ -1,4 +1,4 @@
-"""Progress of a sweep: a live view of every running cell, and a lasting line for each cell that ends."""
+"""Progress of a sweep: a live view of every run in progress, and a lasting line for each run that ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from grpo_lab.tracking.progress import clock, describe
 from grpo_lab.tracking.run_reader import StepReader, activity_of, is_held, saved_spending, was_stopped
 from grpo_lab.tracking.terminal import Terminal
 
-_LOOK_SECONDS = 1.0  # between two reads of the cells' logs
+_LOOK_SECONDS = 1.0  # between two reads of the runs' logs
 _PLAIN_SECONDS = 60.0  # between lines if the output is no terminal
 
 
 @dataclass(eq=False)
-class WatchedCell:
-    """A running cell, followed through its log. `axis` and `amount` are its budget."""
+class WatchedRun:
+    """A run in progress, followed through its log. `axis` and `amount` are its budget."""
 
     title: str
     folder: Path
@@ -65,20 +65,20 @@ class WatchedCell:
         return "  ".join(filter(None, (numbers, self.activity)))
 
 
-class Board:
-    """Shows the progress of `total` cells, of which `done` were finished before."""
+class ProgressDisplay:
+    """Shows the progress of `total` runs, of which `done` were finished before."""
 
     def __init__(self, name: str, total: int, done: int, console: Terminal | None = None) -> None:
         self.console = console or Terminal()
         self.name, self.total, self.done, self.failed, self.stopped = name, total, done, 0, 0
-        self.running: list[WatchedCell] = []
+        self.running: list[WatchedRun] = []
         self._first_done, self._began = done, time.monotonic()
-        self._head_start = 0.0  # spent by earlier attempts at cells done since; unit: cells
+        self._head_start = 0.0  # spent by earlier attempts at runs done since; unit: runs
         self._looked = self._printed = 0.0
         self.live = Live(Text(""), console=self.console, transient=True, refresh_per_second=4)
 
-    def __enter__(self) -> Board:
-        self.say(f"{self.name}: {self.total} cells, {self.done} finished before")
+    def __enter__(self) -> ProgressDisplay:
+        self.say(f"{self.name}: {self.total} runs, {self.done} finished before")
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -90,8 +90,8 @@ class Board:
         """Print a lasting line."""
         self.console.say(line)
 
-    def start(self, cell: WatchedCell) -> None:
-        """Follow a cell whose process was started."""
+    def start(self, cell: WatchedRun) -> None:
+        """Follow a run whose process was started."""
         cell.look()
         if is_held(cell.folder):  # a job that an earlier sweep left
             cell.begun = cell.share
@@ -99,12 +99,12 @@ class Board:
             cell.begun = min(1.0, saved_spending(cell.folder, cell.axis) / cell.amount)
         self.running.append(cell)
 
-    def leave(self, cell: WatchedCell) -> None:
-        """Stop following a cell, because another process runs it."""
+    def leave(self, cell: WatchedRun) -> None:
+        """Stop following a run, because another process runs it."""
         self.running = [other for other in self.running if other is not cell]
 
-    def end(self, cell: WatchedCell, failure: str | None) -> None:
-        """Report a cell whose process ended; `failure` is the reason if it failed, or was stopped."""
+    def end(self, cell: WatchedRun, failure: str | None) -> None:
+        """Report a run whose process ended; `failure` is the reason if it failed, or was stopped."""
         cell.look()
         cell.note = cell.activity = ""
         if all(cell is not one for one in self.running):  # another process has run it
@@ -120,7 +120,7 @@ class Board:
         self.say(f"{word} {cell.title}: {failure or cell.line}  ({clock(time.monotonic() - cell.started)})")
 
     def refresh(self) -> None:
-        """Read the running cells' logs, at most once a second, and show their progress."""
+        """Read the running runs' logs, at most once a second, and show their progress."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return

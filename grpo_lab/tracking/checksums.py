@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo_lab.tracking.files import follow_umask, make_once, write_json
 
 MANIFEST = "manifest.json"  # of a checkpoint, and of a folder in the cache
-SEAL = "sha256"  # the key of a JSON object that holds the digest of all its other keys
+CHECKSUM = "sha256"  # the key of a JSON object that holds the digest of all its other keys
 AFRESH = "restore it from a copy, or move the run's folder away and start it afresh"
 AGAIN = (
     "restore it from a copy, or remove DONE and start the same command again: the run then goes on from its newest "
@@ -37,7 +37,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def trouble_with(path: Path, digest: str) -> str | None:
+def damage_of(path: Path, digest: str) -> str | None:
     """A message if the file is missing, unreadable or without this digest, else None."""
     try:
         return None if digest_of(path) == digest else f"{path} is damaged: it is not what was written"
@@ -85,23 +85,23 @@ def read_yaml(path: Path, remedy: str) -> DictConfig:
     return value
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as JSON stores it, with the digest of its content under SEAL."""
-    plain = json.loads(json.dumps({key: part for key, part in value.items() if key != SEAL}))
-    return {**plain, SEAL: hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The object as JSON stores it, with the digest of its content under CHECKSUM."""
+    plain = json.loads(json.dumps({key: part for key, part in value.items() if key != CHECKSUM}))
+    return {**plain, CHECKSUM: hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:
     """Read a sealed object from `path`. Raises ValueError if its digest does not match, FileNotFoundError."""
     value = read_json(path, remedy)
-    if SEAL not in value:
+    if CHECKSUM not in value:
         raise ValueError(f"{path} has no digest: it was edited, or an earlier version of grpo_lab wrote it; {remedy}")
-    if sealed(value)[SEAL] != value[SEAL]:
+    if with_checksum(value)[CHECKSUM] != value[CHECKSUM]:
         raise ValueError(f"{path} is damaged: it is not what was written; {remedy}")
     return value
 
 
-def make_sealed(folder: Path, make: Callable[[Path], None]) -> Path:
+def make_checksummed(folder: Path, make: Callable[[Path], None]) -> Path:
     """`make_once` of a folder in the cache with a digest of each file, and all of them compared at every use.
 
     A folder without digests is made again. Raises ValueError if a file was changed, or is another folder's.
@@ -111,31 +111,31 @@ def make_sealed(folder: Path, make: Callable[[Path], None]) -> Path:
         make(partial)
         follow_umask(partial)
         files = {path.relative_to(partial).as_posix(): digest_of(path) for path in sorted(partial.rglob("*"))}
-        write_json(partial / MANIFEST, sealed({"folder": folder.name, "files": files}))
+        write_json(partial / MANIFEST, with_checksum({"folder": folder.name, "files": files}))
 
     make_once(folder, made, lambda place: (place / MANIFEST).is_file())
     remedy = f"remove {folder}, and the next start makes it again"
-    manifest = read_sealed(folder / MANIFEST, remedy)
-    found = [_trouble_with_unchanged(folder / name, digest) for name, digest in manifest["files"].items()]
+    manifest = read_checksummed(folder / MANIFEST, remedy)
+    found = [_damage_of_unchanged(folder / name, digest) for name, digest in manifest["files"].items()]
     if manifest["folder"] != folder.name:
         found.append(f"{folder} holds the files of {manifest['folder']}")
-    if troubles := [trouble for trouble in found if trouble]:
-        raise ValueError(f"{', '.join(troubles)}; {remedy}")
+    if problems := [problem for problem in found if problem]:
+        raise ValueError(f"{', '.join(problems)}; {remedy}")
     return folder
 
 
-def _trouble_with_unchanged(path: Path, digest: str) -> str | None:
-    """`trouble_with`, which reads a file once as long as its size and its times are the same."""
+def _damage_of_unchanged(path: Path, digest: str) -> str | None:
+    """`damage_of`, which reads a file once as long as its size and its times are the same."""
     try:
         state = path.stat()
     except OSError:
-        return trouble_with(path, digest)
-    return _known_trouble(path, digest, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        return damage_of(path, digest)
+    return _known_damage(path, digest, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 @lru_cache(maxsize=256)
-def _known_trouble(path: Path, digest: str, *state: int) -> str | None:
-    return trouble_with(path, digest)
+def _known_damage(path: Path, digest: str, *state: int) -> str | None:
+    return damage_of(path, digest)
 
 
 def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
@@ -146,12 +146,12 @@ def check_manifest(folder: Path, run_key: str) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.exists():
         raise ValueError(f"{path} is missing: it was deleted, or an earlier version of grpo_lab wrote this checkpoint")
-    manifest = read_sealed(path, AFRESH)
+    manifest = read_checksummed(path, AFRESH)
     if manifest["run_key"] != run_key or f"step={manifest['step']:06d}" != folder.name:
         raise ValueError(f"{path} is of step {manifest['step']} of the run {manifest['run_key']}, not of this one")
-    found = [trouble_with(folder / name, digest) for name, digest in manifest["files"].items()]
-    if troubles := [trouble for trouble in found if trouble]:
-        raise ValueError(", ".join(troubles))
+    found = [damage_of(folder / name, digest) for name, digest in manifest["files"].items()]
+    if problems := [problem for problem in found if problem]:
+        raise ValueError(", ".join(problems))
     return manifest
 
 
@@ -173,24 +173,24 @@ def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str
     path = folder / "DONE"
     remedy = "restore it from a copy, or remove it and start the same command again"
     done = read_json(path, remedy)
-    if SEAL not in done and SEAL not in described and {"steps", "first", "last"} <= done.keys():
+    if CHECKSUM not in done and CHECKSUM not in described and {"steps", "first", "last"} <= done.keys():
         return done, ["an earlier version of grpo_lab finished this run: nothing says whether its files are whole"]
-    done = read_sealed(path, remedy)
+    done = read_checksummed(path, remedy)
     if done["run_key"] != described["run_key"]:
         raise ValueError(f"{path} and {folder / 'run.json'} are of two runs; {remedy}")
     said = []
     for name, digest in done["files"].items():
-        trouble = trouble_with(folder / name, digest)
-        if trouble is None and name.endswith(f"/{MANIFEST}"):
+        problem = damage_of(folder / name, digest)
+        if problem is None and name.endswith(f"/{MANIFEST}"):
             try:
                 check_manifest((folder / name).parent, described["run_key"])
             except ValueError as error:
-                trouble = str(error)
-        elif trouble is not None and (name.startswith(_BESIDES) or not (folder / name).exists()):
-            said.append(trouble)
+                problem = str(error)
+        elif problem is not None and (name.startswith(_BESIDES) or not (folder / name).exists()):
+            said.append(problem)
             continue
-        if trouble is not None:
-            raise ValueError(f"this run is finished, but {trouble}; {AGAIN}")
+        if problem is not None:
+            raise ValueError(f"this run is finished, but {problem}; {AGAIN}")
     return done, said
 
 
@@ -200,10 +200,10 @@ def check_logged(folder: Path) -> None:
     A missing evaluation is no error: the run's other numbers are valid without it.
     """
     path = folder / "DONE"
-    if not path.exists() or SEAL not in read_json(path, AGAIN):
+    if not path.exists() or CHECKSUM not in read_json(path, AGAIN):
         return
-    for name, digest in read_sealed(path, AGAIN)["files"].items():
+    for name, digest in read_checksummed(path, AGAIN)["files"].items():
         if name == "metrics.jsonl" or (name.startswith("eval/") and (folder / name).exists()):
-            trouble = trouble_with(folder / name, digest)
-            if trouble is not None:
-                raise ValueError(f"{trouble}; {AGAIN}")
+            problem = damage_of(folder / name, digest)
+            if problem is not None:
+                raise ValueError(f"{problem}; {AGAIN}")

@@ -1,4 +1,4 @@
-"""MLflow as a mirror of run folders: filled by a background thread, or replayed with `grpo-lab sync`.
+"""MLflow as a copy of run folders: filled by a background thread, or replayed with `grpo-lab sync`.
 
 The thread serves other trackers too, with a sender of theirs: see `trackers.py`.
 mlflow takes over a second to import, so only the thread or the command imports it.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from grpo_lab import deferred
+from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.files import RunFolderBusyError
 from grpo_lab.tracking.mlflow_parent import Analyse, sync_sweep
 from grpo_lab.tracking.mlflow_sender import FolderSender, Sender, ending
@@ -25,10 +26,9 @@ from grpo_lab.tracking.run_reader import is_held
 from grpo_lab.tracking.sweep_record import FILE as SWEEP
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_status
 from grpo_lab.tracking.system_metrics import SystemMonitor
-from grpo_lab.tracking.whole import AFRESH, read_json
 
 LONGEST_BACKOFF_SECONDS = 60.0
-THREAD_NAME = "mlflow-mirror"
+THREAD_NAME = "mlflow-exporter"
 
 logger = logging.getLogger("grpo_lab.tracking")
 
@@ -42,12 +42,12 @@ class Tracking(ABC):
         """The value of "tracking" in run.json, the run's place in MLflow: {"uri", "experiment"}, or None."""
 
     @abstractmethod
-    def mirror(self, folder: Path) -> Mirror | NoMirror:
-        """The mirror of the run in `folder`, not started."""
+    def exporter(self, folder: Path) -> Exporter | NoExporter:
+        """The exporter of the run in `folder`, not started."""
 
 
 @dataclass(frozen=True)
-class Mirrored(Tracking):
+class Exported(Tracking):
     """A tracker that a background thread fills from the run folder."""
 
     interval_seconds: float  # between two reads of the folder
@@ -67,17 +67,17 @@ class Mirrored(Tracking):
 
     @abstractmethod
     def sender(self, folder: Path) -> FolderSender:
-        """What sends the run in `folder` to this tracker; not yet connected."""
+        """The sender of the run in `folder` to this tracker; not yet connected."""
 
-    def mirror(self, folder: Path) -> Mirror:
-        return Mirror(
+    def exporter(self, folder: Path) -> Exporter:
+        return Exporter(
             folder, self.interval_seconds, self.flush_seconds, self.sender, self.name, self.option, self.system_metrics
         )
 
 
 @dataclass(frozen=True)
-class Mlflow(Mirrored):
-    """Mirror the run to one experiment of an MLflow server or database.
+class Mlflow(Exported):
+    """Export the run to one experiment of an MLflow server or database.
 
     `uri` is checked when the run is configured, without a connection: a server that is down stops nothing.
     """
@@ -105,20 +105,20 @@ class Mlflow(Mirrored):
 
 @dataclass(frozen=True)
 class NoTracking(Tracking):
-    """No tracker; the run folder alone holds the run."""
+    """No tracker; only the run folder holds the run."""
 
     def record(self) -> None:
         return None
 
-    def mirror(self, folder: Path) -> NoMirror:
-        return NoMirror()
+    def exporter(self, folder: Path) -> NoExporter:
+        return NoExporter()
 
 
-def _not_from_a_mirror(record: logging.LogRecord) -> bool:
+def _not_from_an_exporter(record: logging.LogRecord) -> bool:
     return record.threadName != THREAD_NAME
 
 
-class NoMirror:
+class NoExporter:
     """A Mirror that does nothing."""
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class NoMirror:
         """Nothing to stop."""
 
 
-class Mirror:
+class Exporter:
     """Sends a run folder to a tracker from a background thread that neither blocks the run nor raises.
 
     The folder must hold run.json when `start` is called. Times in seconds. `make_sender`, `name` and `option` are the
@@ -181,7 +181,7 @@ class Mirror:
 
     def _run(self) -> None:
         # urllib3 warns at every failed connection; this thread warns once.
-        logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_mirror)
+        logging.getLogger("urllib3.connectionpool").addFilter(_not_from_an_exporter)
         sender: FolderSender | None = None
         failures = 0
         # The first read waits too: importing the tracker's package would compete with the run's own start.
@@ -211,7 +211,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class SyncReport:
+class ExportReport:
     """The result of a replay: `points` sent now, the `status` in MLflow's words, and `error` if it failed."""
 
     folder: Path
@@ -221,11 +221,11 @@ class SyncReport:
     error: str | None = None
 
 
-def sync(folder: Path, uri: str | None = None) -> SyncReport:
+def sync(folder: Path, uri: str | None = None) -> ExportReport:
     """Send, in the foreground, everything of one run folder that MLflow lacks; a second call sends nothing.
 
     `uri` overrides the one in run.json. A run without DONE or error.txt that no process holds is marked KILLED.
-    Raises ValueError for a folder or URI that cannot be mirrored, RunFolderBusyError if the run's own mirror
+    Raises ValueError for a folder or URI that cannot be exported, RunFolderBusyError if the run's own exporter
     holds the folder for a minute, RuntimeError if MLflow does not answer or refuses.
     """
     folder = Path(folder)
@@ -241,10 +241,10 @@ def sync(folder: Path, uri: str | None = None) -> SyncReport:
             "the store, and sync again; the folder is complete. No password is recorded: where the store asks for one, "
             "type tracking.uri= with it behind this command, or set PGPASSWORD"
         ) from error
-    return SyncReport(folder, points, sender.run_id, ending(folder, live)[0])
+    return ExportReport(folder, points, sender.run_id, ending(folder, live)[0])
 
 
-def sync_all(root: Path, uri: str | None = None, analyse: Analyse | None = None) -> list[SyncReport]:
+def sync_all(root: Path, uri: str | None = None, analyse: Analyse | None = None) -> list[ExportReport]:
     """`sync` every run folder under `root`; a failure is reported in its report's `error`, not raised.
 
     Runs with tracking=none are left out unless `uri` is given. Sweeps get what `analyse` makes of them.
@@ -258,22 +258,22 @@ def sync_all(root: Path, uri: str | None = None, analyse: Analyse | None = None)
                 continue
             reports.append(sync(folder, uri))
         except (OSError, ValueError, RuntimeError) as error:
-            reports.append(SyncReport(folder, 0, None, "UNKNOWN", str(error)))
+            reports.append(ExportReport(folder, 0, None, "UNKNOWN", str(error)))
     return reports + [_sync_parent(path.parent, uri, analyse) for path in sorted(Path(root).rglob(f"sweeps/*/{SWEEP}"))]
 
 
-def _sync_parent(folder: Path, uri: str | None, analyse: Analyse | None) -> SyncReport:
+def _sync_parent(folder: Path, uri: str | None, analyse: Analyse | None) -> ExportReport:
     try:
         record = read_sweep(folder)
     except (OSError, ValueError, TypeError) as error:
-        return SyncReport(folder, 0, None, "UNKNOWN", f"its sweep.json cannot be read ({first_line(error)})")
+        return ExportReport(folder, 0, None, "UNKNOWN", f"its sweep.json cannot be read ({first_line(error)})")
     tracking = record.tracking
     place = uri or (tracking["uri"] if tracking else None)
     status = sweep_status(folder, record)
     if place is None:
-        return SyncReport(folder, 0, None, status)
+        return ExportReport(folder, 0, None, status)
     try:
         experiment = tracking["experiment"] if tracking else "grpo_lab"
-        return SyncReport(folder, 0, sync_sweep(folder, place, experiment, None, analyse), status)
+        return ExportReport(folder, 0, sync_sweep(folder, place, experiment, None, analyse), status)
     except Exception as error:
-        return SyncReport(folder, 0, None, "UNKNOWN", f"MLflow at {place} did not take it: {first_line(error)}")
+        return ExportReport(folder, 0, None, "UNKNOWN", f"MLflow at {place} did not take it: {first_line(error)}")

@@ -3,9 +3,9 @@
     TRL       log_history of trainer_state.json, which transformers' Trainer saves with every checkpoint
     prime-rl  metrics.jsonl of its file monitor, to which orchestrator and trainer write (commit 559b44772 read)
 
-A foreign run lies in `<runs_dir>/foreign/<name>/`, and is a cell of a sweep of its own without a declaration: no
-verdict counts it. Its arm is called `foreign:<label>`. Numbers are theirs, under our names where the quantity is the
-same (`metrics.PEERS`), else as `foreign/<their name>`, dots for slashes. Whether a suite asked what ours asks, nobody
+An external run lies in `<runs_dir>/external/<name>/`, and is a run of a sweep of its own without a declaration: no
+verdict counts it. Its arm is called `external:<label>`. Numbers are theirs, under our names where the quantity is the
+same (`metrics.PEERS`), else as `external/<their name>`, dots for slashes. Whether a suite asked what ours asks, nobody
 knows.
 """
 
@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.tracking.checksums import AFRESH, read_json, with_checksum
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.names import MOST_CHARACTERS, marked
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, record_sweep, sweep_folder
-from grpo_lab.tracking.whole import AFRESH, read_json, sealed
 
-FOREIGN = "foreign:"  # before the label of a foreign run's arm
-FOLDER = "foreign"  # of the folder of runs
+EXTERNAL = ("external:", "foreign:")  # before the label of an external run's arm: today's, and the one before
+FOLDER = "external"  # of the folder of runs
+_FOLDERS = (FOLDER, "foreign")
 HELDOUT, DOWNSTREAM = "eval/heldout_training", "eval/downstream"
 TOKENS = "budget/sampled_tokens"
 
@@ -67,7 +68,7 @@ PRIME_RL_SUITE = {"num_output_tokens/mean": "length", "is_truncated/mean": "trun
 
 @dataclass(frozen=True)
 class Chosen:
-    """What only the user knows of a foreign log; "" leaves it to what there is one of."""
+    """Facts of an external log that only the user knows; "" leaves it to what there is one of."""
 
     accuracy: str = ""  # the reward function that says whether an answer is right
     heldout: str = ""  # the evaluation set of held-out questions
@@ -75,7 +76,7 @@ class Chosen:
 
 
 @dataclass
-class ForeignLog:
+class ExternalLog:
     """A log under our names: step -> numbers; `read_as` maps theirs to ours, `notes` say what was not understood."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -97,10 +98,10 @@ class ForeignLog:
 def _kept(theirs: str) -> str:
     """The name of a number that has no counterpart here, as a run folder takes it: dots for slashes."""
     written = re.sub(r"[^A-Za-z0-9_/-]", ".", theirs).strip("./")[:200]
-    return f"foreign/{marked(theirs, written).replace('/', '.')}"
+    return f"external/{marked(theirs, written).replace('/', '.')}"
 
 
-def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
+def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ExternalLog]:
     """The log of a TRL run: `place` is trainer_state.json, a checkpoint, or an output folder, whose newest one counts.
 
     With `logging_steps` above 1 a value is the mean over as many steps. A step is one of the optimiser, as TRL counts
@@ -110,7 +111,7 @@ def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
     history = read_json(path, "restore it from a copy").get("log_history")
     if not isinstance(history, list) or not any("reward" in entry for entry in history):
         raise ValueError(f"{path} has no log of a GRPO run: TRL logs `reward` where logging_steps is on")
-    log = ForeignLog()
+    log = ExternalLog()
     functions = sorted({m[1] for entry in history for key in entry if (m := re.fullmatch(r"rewards/(.+)/mean", key))})
     scores = [re.fullmatch(r"eval_(?:(.+)_)?reward", key) for entry in history for key in entry]
     sets = {match[1] or "" for match in scores if match}
@@ -140,7 +141,7 @@ def _eval_prefix(of: str) -> str:
     return f"eval_{of}_" if of else "eval_"
 
 
-def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
+def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ExternalLog]:
     """The log of a prime-rl run: `place` is metrics.jsonl, or an output folder that holds one.
 
     An evaluation counts at the step whose weights it asked, its `policy_version`. Errored responses are left out of
@@ -158,7 +159,7 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
     functions = sorted(
         {m[1] for key in names if (m := re.fullmatch(rf"train/agg/all/{re.escape(agent)}/rewards/(.+)/mean", key))}
     )
-    suites, score, log = _suites(chosen, sets, path), _score(chosen, functions, path), ForeignLog()
+    suites, score, log = _suites(chosen, sets, path), _score(chosen, functions, path), ExternalLog()
     ours = dict(PRIME_RL)
     for theirs, name in PRIME_RL_AGENT.items():
         subset, rest = theirs.split("/", 1)
@@ -184,7 +185,12 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ForeignLog]:
     return path, _accuracies_checked(log, score)
 
 
-READERS: Mapping[str, Callable[[Path, Chosen], tuple[Path, ForeignLog]]] = {"trl": read_trl, "prime-rl": read_prime_rl}
+def is_external(described: Mapping[str, Any]) -> bool:
+    """True for the run.json of an external run."""
+    return any(name in described for name in _FOLDERS)
+
+
+READERS: Mapping[str, Callable[[Path, Chosen], tuple[Path, ExternalLog]]] = {"trl": read_trl, "prime-rl": read_prime_rl}
 
 
 def _row(line: bytes, place: str) -> dict[str, Any]:
@@ -226,7 +232,7 @@ def _score(chosen: Chosen, functions: Sequence[str], path: Path) -> str | None:
     return "" if len(functions) <= 1 else None
 
 
-def _accuracies_checked(log: ForeignLog, score: str | None) -> ForeignLog:
+def _accuracies_checked(log: ExternalLog, score: str | None) -> ExternalLog:
     """The log without accuracies where they can be none, and its budget in steps."""
     named = ("reward/outcome", f"{HELDOUT}/accuracy", f"{DOWNSTREAM}/accuracy")
     outside = [name for name in named if any(not 0 <= value <= 1 for value in log.values(name))]
@@ -251,11 +257,11 @@ def _accuracies_checked(log: ForeignLog, score: str | None) -> ForeignLog:
 
 @dataclass(frozen=True)
 class Imported:
-    """A foreign run as it was kept: its folder, what it was read from, how many steps, and what was not understood."""
+    """An external run as it was kept: its folder, its source, its number of steps, and what was not understood."""
 
     folder: Path
     source: Path
-    log: ForeignLog
+    log: ExternalLog
 
 
 def import_run(
@@ -268,9 +274,9 @@ def import_run(
     chosen: Chosen,
     command: Sequence[str],
 ) -> Imported:
-    """Keep a foreign run as the cell `foreign:<label>`, `seed` of the sweep `name`; one that is there is replaced.
+    """Keep an external run as arm `external:<label>`, `seed` of the sweep `name`; one that is there is replaced.
 
-    Raises ValueError for a log that cannot be read, and for a sweep of this name that is not foreign.
+    Raises ValueError for a log that cannot be read, and for a sweep of this name that is not external.
     """
     for word in (name, label):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", word) or len(word) > MOST_CHARACTERS:
@@ -279,13 +285,13 @@ def import_run(
                 f"has at most {MOST_CHARACTERS} characters"
             )
     home = sweep_folder(runs_dir, name)
-    if (home / FILE).exists() and any(not cell.arm.startswith(FOREIGN) for cell in read_sweep(home).cells):
-        raise ValueError(f"{home} is a sweep of grpo_lab: give foreign runs another name with --as")
+    if (home / FILE).exists() and any(not cell.arm.startswith(EXTERNAL) for cell in read_sweep(home).cells):
+        raise ValueError(f"{home} is a sweep of grpo_lab: give external runs another name with --as")
     source, log = READERS[framework](Path(place), chosen)
     inside = f"{FOLDER}/{name}/{label}/seed={seed}"
     folder = Path(runs_dir) / inside
-    if (folder / "run.json").exists() and "foreign" not in read_json(folder / "run.json", AFRESH):
-        raise ValueError(f"{folder} holds a run of grpo_lab: give foreign runs another name with --as")
+    if (folder / "run.json").exists() and not is_external(read_json(folder / "run.json", AFRESH)):
+        raise ValueError(f"{folder} holds a run of grpo_lab: give external runs another name with --as")
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     with RunLog(folder) as written:
         (folder / "DONE").unlink(missing_ok=True)
@@ -303,7 +309,7 @@ def import_run(
             "sweep_folder": f"../../../../sweeps/{name}",
             "warnings": log.notes,
             "data": None,
-            "tags": {"sweep": name, "arm": f"{FOREIGN}{label}", FOLDER: framework},
+            "tags": {"sweep": name, "arm": f"{EXTERNAL[0]}{label}", FOLDER: framework},
             FOLDER: {
                 "framework": framework,
                 "source": str(source.resolve()),
@@ -311,12 +317,12 @@ def import_run(
                 "read_as": log.read_as,
             },
         }
-        write_json(folder / "run.json", sealed(described))
+        write_json(folder / "run.json", with_checksum(described))
         written.rewind(0)
         for step in sorted(log.steps):
             finite = {name: value for name, value in log.steps[step].items() if math.isfinite(value)}
             written.write_step(step, finite, {})
-        written.mark_done({"inert": [], "steps": max(log.steps), "run_key": described["run_key"]})
-    cell = CellRecord(f"{FOREIGN}{label}", "", seed, inside)
+        written.mark_done({"no_ops": [], "steps": max(log.steps), "run_key": described["run_key"]})
+    cell = CellRecord(f"{EXTERNAL[0]}{label}", "", seed, inside)
     record_sweep(runs_dir, name, [cell], None, None, FOLDER, command, None, None)
     return Imported(folder, source, log)

@@ -1,4 +1,4 @@
-"""The budget ledger: what a run has spent on each budget axis, and when its budget is used up."""
+"""The budget account: what a run has spent on each budget axis, and when its budget is used up."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ModelFlops:
 
 
 @dataclass
-class Ledger:
+class ComputeAccount:
     """Cumulative counters, checkpointed with the run.
 
     `sampled_tokens` are prompt tokens (once per group) plus all sampled tokens. `trained_tokens` are tokens in the

@@ -1,4 +1,4 @@
-"""Whether tricks acted as their experiment requires: what an arm's metric is apart from its control's."""
+"""Manipulation checks: whether an arm's metric differs from its control's as much as the experiment requires."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pandas as pd
 
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.table_rows import groups_of
-from grpo_lab.tracking.metrics import is_touched
+from grpo_lab.tracking.metrics import is_active_fraction
+from grpo_lab.tracking.renames import metric_name
 
 
 @dataclass(frozen=True)
-class Action:
-    """One requirement and what was measured: means over steps, then over seeds, and over bases at equal weight.
+class ManipulationCheck:
+    """One requirement and what was measured: means over steps, then over seeds, and over base models at equal weight.
 
     `arm_mean`, `control_mean` and `least` are in the metric's unit; `runs` is the number of pairs of runs.
     """
@@ -31,44 +32,44 @@ class Action:
     runs: int
 
     @property
-    def acts(self) -> bool:
-        """Whether the arm is at least as far from its control as required; not so where the metric was not logged."""
+    def passed(self) -> bool:
+        """True if the arm is at least as far from its control as required; False where the metric was not logged."""
         return abs(self.arm_mean - self.control_mean) >= self.least
 
     @property
     def reason(self) -> str:
-        """The numbers in words, such as `touched/scale 0.01 beside 0.01 in base, apart by 0; required 0.005`."""
+        """The numbers, such as `active_fraction/scale 0.01 beside 0.01 in base, difference 0; required 0.005`."""
         apart = self.arm_mean - self.control_mean
         if math.isnan(apart):
             return f"{self.metric} is not in the data; required {self.least:g} from {self.control}"
         return (
             f"{self.metric} {self.arm_mean:.4g} beside {self.control_mean:.4g} in {self.control}, "
-            f"apart by {apart:+.2g}; required {self.least:g}"
+            f"difference {apart:+.2g}; required {self.least:g}"
         )
 
 
-def actions(data: SweepData) -> list[Action]:
-    """What every requirement of the design came to, for the levels at which its arm and its control have runs.
+def manipulation_checks(data: SweepData) -> list[ManipulationCheck]:
+    """One check for every requirement of the design and every level at which its arm and its control have runs.
 
     A run's value is its mean over the training steps that logged it. Runs are paired by seed. A metric of the family
-    touched/* that some runs logged counts as 0 in those that did not.
+    active_fraction/* that some runs logged counts as 0 in those that did not.
     """
     if data.design is None or not data.design.requires:
         return []
-    metrics = list(dict.fromkeys(metric for asked in data.design.requires.values() for metric in asked))
+    metrics = list(dict.fromkeys(metric for required in data.design.requires.values() for metric in required))
     means = run_means(data, metrics)
     found = []
     for level in data.levels:
-        for arm, asked in data.design.requires.items():
+        for arm, required in data.design.requires.items():
             pair = [means.get((level, name)) for name in (arm, data.control)]
             if pair[0] is None or pair[1] is None:
                 continue
             seeds = pair[0].index.intersection(pair[1].index)
             if not len(seeds):
                 continue
-            for metric, least in asked.items():
+            for metric, least in required.items():
                 here, there = (_over_bases(own.loc[seeds, ["base", metric]], metric) for own in pair if own is not None)
-                found.append(Action(level, arm, metric, data.control, here, there, least, len(seeds)))
+                found.append(ManipulationCheck(level, arm, metric, data.control, here, there, least, len(seeds)))
     return found
 
 
@@ -78,7 +79,7 @@ def run_means(data: SweepData, metrics: Iterable[str]) -> dict[tuple[str, str], 
     points = points[points["step"] > 0]
     points = points.assign(**{name: float("nan") for name in metrics if name not in points})
     means = points.groupby(LABELS, sort=False)[list(metrics)].mean()
-    logged = [name for name in metrics if is_touched(name) and means[name].notna().any()]
+    logged = [name for name in metrics if is_active_fraction(name) and means[name].notna().any()]
     means = means.fillna(dict.fromkeys(logged, 0.0)).reset_index()
     means = means.merge(data.runs[[*LABELS, "base"]], on=LABELS)
     return {labels: own.set_index("seed") for labels, own in groups_of(means, ["level", "arm"], sort=False)}
@@ -88,26 +89,26 @@ def _over_bases(own: pd.DataFrame, metric: str) -> float:
     return float(own.groupby("base")[metric].mean().mean())
 
 
-def could_not_act(data: SweepData) -> dict[tuple[str, str], str]:
-    """(level, arm) -> why its trick could not act, for every arm that falls short of what the design requires.
+def failed_checks(data: SweepData) -> dict[tuple[str, str], str]:
+    """(level, arm) -> reason, for every arm that fails a manipulation check of the design.
 
     The sweep's own runs decide where there are some; elsewhere its pilot does.
     """
-    measured = actions(data)
-    places = {(action.level, action.arm) for action in measured}
+    measured = manipulation_checks(data)
+    places = {(check.level, check.arm) for check in measured}
     reasons = _reasons(measured, "")
-    piloted = [action for action in map(from_record, data.record.pilot) if (action.level, action.arm) not in places]
+    piloted = [check for check in map(from_record, data.record.pilot) if (check.level, check.arm) not in places]
     return reasons | _reasons(piloted, " in the pilot")
 
 
-def _reasons(measured: Iterable[Action], where: str) -> dict[tuple[str, str], str]:
-    said: dict[tuple[str, str], list[str]] = {}
-    for action in measured:
-        if not action.acts:
-            said.setdefault((action.level, action.arm), []).append(action.reason + where)
-    return {place: "; ".join(lines) for place, lines in said.items()}
+def _reasons(measured: Iterable[ManipulationCheck], where: str) -> dict[tuple[str, str], str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for check in measured:
+        if not check.passed:
+            reasons.setdefault((check.level, check.arm), []).append(check.reason + where)
+    return {place: "; ".join(lines) for place, lines in reasons.items()}
 
 
-def from_record(entry: Mapping[str, Any]) -> Action:
-    """The action that a sweep's record holds of its pilot."""
-    return Action(**entry)
+def from_record(entry: Mapping[str, Any]) -> ManipulationCheck:
+    """The check that a sweep's record holds of its pilot."""
+    return ManipulationCheck(**{**entry, "metric": metric_name(entry["metric"])})

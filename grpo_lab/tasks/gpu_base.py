@@ -10,7 +10,7 @@ from grpo_lab.tasks.warm_start import ArithmeticBase
 
 
 @dataclass(frozen=True)
-class CardBase(ArithmeticBase):
+class GpuBase(ArithmeticBase):
     """The recipe of ArithmeticBase on `device`. The device is part of the cache key, since results differ in bits."""
 
     device: str
