@@ -247,6 +247,15 @@ def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
     assert "No onset was detected, of a gap or of a fall." in footer(draw_curves(null, final_values(null)))
 
 
+def test_an_arm_whose_onset_was_looked_for_at_one_level_only_is_named(fall: SweepData) -> None:
+    """The second level has two runs an arm, which are too few."""
+    few = {name: getattr(fall, name).query("seed < 2").assign(level="few") for name in ("runs", "points", "answers")}
+    both = {name: pd.concat([getattr(fall, name), table], ignore_index=True) for name, table in few.items()}
+    data = replace(fall, **both)
+    assert "Not tested: base, +hurts, +null." in footer(draw_curves(data, final_values(data)))
+    assert "Not tested" not in footer(draw_curves(fall, final_values(fall)))
+
+
 # ---- figure 9
 
 

@@ -183,9 +183,10 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 
 def _onset_text(divergence: pd.DataFrame) -> str:
     """What an onset is, and where none could be looked for."""
-    opens = divergence[divergence["series"] == OPENS]
-    tested = set(opens.loc[~opens["note"].isin(["too few seeds", TOO_FEW]), "arm"])
-    untested = [arm for arm in dict.fromkeys(divergence["arm"]) if arm not in tested]
+    opens = divergence[(divergence["series"] == OPENS) & ~divergence["note"].isin(["too few seeds", TOO_FEW])]
+    tested = set(zip(opens["level"], opens["arm"]))
+    places = dict.fromkeys(zip(divergence["level"], divergence["arm"]))
+    untested = dict.fromkeys(arm for level, arm in places if (level, arm) not in tested)
     if not tested:
         return f"Onsets need training reward and downstream accuracy of 3 seeds at {RUN} evaluations after step 0."
     text = (
