@@ -9,7 +9,7 @@
 from notebook_tables.show import chosen_sweep, introduction, show_lines, show_table
 
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.scaling.fits import compare, fit_sweep, scaling_table
+from grpo_lab.analysis.scaling import compare, fit_sweep, scaling_table
 
 SUITE = "heldout"  # ScaleRL fits held-out questions of the training distribution
 data = chosen_sweep()

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_head, quantities_table
 from grpo_lab.analysis.effects.verdict import judge
-from grpo_lab.analysis.scaling.fits import compare, fit_sweep
+from grpo_lab.analysis.scaling import compare, fit_sweep
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Design
 from pages.claims import (

@@ -29,7 +29,7 @@ from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
 from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.reader_page import collect_responses
-from grpo_lab.analysis.scaling.fits import fit_sweep, scaling_table
+from grpo_lab.analysis.scaling import fit_sweep, scaling_table
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.resampling import SEED

@@ -16,7 +16,7 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, TrickEffect, trick_effects
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
-from grpo_lab.analysis.scaling.fits import fit_sweep
+from grpo_lab.analysis.scaling import fit_sweep
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.sweep_data import SweepData
 

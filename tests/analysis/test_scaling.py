@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.scaling.fits import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
-from grpo_lab.analysis.scaling.sigmoid import (
+from grpo_lab.analysis.scaling import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.sigmoid import (
     LEAST,
     Sigmoid,
     area,
@@ -23,7 +24,6 @@ from grpo_lab.analysis.scaling.sigmoid import (
     last_slope,
     refusal,
 )
-from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 TRUE = Sigmoid(0.3, 0.65, 1.0, 1.7)  # compute in units of the midpoint

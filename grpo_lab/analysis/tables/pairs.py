@@ -24,7 +24,8 @@ def all_pairs_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     `part` is "base" (in `value` the mean on a base, less what it adds to all arms), "mean" (with the bar in low and
     high, the arm's rank and the best and worst it can have; `not_reported` says why there is no bar; `side` is
     "control", or "above" or "below" the control where significant), or "pair" (arm less `other`, its simultaneous p,
-    and whether they are distinguishable). Levels without the primary metric of three arms on two base models have no row.
+    and whether they are distinguishable). Levels on whose primary metric fewer than three arms on two base models are
+    compared have no row.
     """
     rows: list[dict[str, Any]] = []
     first, *others = ranked_metrics(data)

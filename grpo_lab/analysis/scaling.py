@@ -36,7 +36,10 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.final_values import FinalValues
-from grpo_lab.analysis.scaling.sigmoid import (
+from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, t_interval
+from grpo_lab.analysis.stats.mean_line import mean_line
+from grpo_lab.analysis.stats.sigmoid import (
     CurveFit,
     area,
     compute_to_reach,
@@ -45,9 +48,6 @@ from grpo_lab.analysis.scaling.sigmoid import (
     last_slope,
     refusal,
 )
-from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, t_interval
-from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.analysis.table_rows import groups_of
 
 SEEDS = 3  # from which on the interval is over seeds
