@@ -188,7 +188,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "text": "SYNTHETIC",
     }
     responses |= {"outcome": [1.0, 0.0] * 2, "reward": [1.0, 0.0] * 2, "advantage": [0.5, -0.5] * 2, "length": 3}
-    responses |= {"truncated": False, "trained": True, "counted": True}
+    responses |= {"truncated": False, "in_loss": True, "in_statistics": True}
     for arm in ("base", "+helps"):
         (home / f"small/{arm}/seed=0/rollouts").mkdir()
         for step in (6, 12):

@@ -86,11 +86,11 @@ def test_the_kept_tokens_agree_with_the_step_they_are_of(runs: Path) -> None:
         assert metrics["budget/trained_tokens"] - metrics_of(folder)[step - 1]["metrics"]["budget/trained_tokens"] == (
             in_loss.sum()
         )
-        masked = table[~table["trained"]]
+        masked = table[~table["in_loss"]]
         assert (
             masked["truncated"].all() and len(masked) > 0 and not np.concatenate(masked["token_in_loss"].tolist()).any()
         )
-        kept = table[table["trained"]]
+        kept = table[table["in_loss"]]
         assert all(np.allclose(row.token_advantage, row.advantage, atol=1e-6) for row in kept.itertuples())
         assert table["token_logprob"].map(sum).to_numpy() == pytest.approx(table["sampler_logprob"], abs=1e-4)
         text = table["tokens"].map("".join)
@@ -103,7 +103,7 @@ def test_the_kept_tokens_agree_with_the_step_they_are_of(runs: Path) -> None:
 def row_of(**changes: object) -> dict[str, object]:
     row = {
         "problem_id": 7, "response": 1, "question": "1+1?", "answer": "2", "text": "1+1=2", "outcome": 1.0,
-        "reward": 0.75, "advantage": 0.5, "length": 3, "truncated": False, "counted": True, "trained": True,
+        "reward": 0.75, "advantage": 0.5, "length": 3, "truncated": False, "in_statistics": True, "in_loss": True,
         "component_outcome": 1.0, "component_soft_overlong": -0.25, "tokens": ["1+1", "=", "2"],
         "token_advantage": [0.5, -1.0, 0.0], "token_in_loss": [True, True, False],
         "token_clipped": [False, True, False], "token_sampled": [True, True, False],
@@ -116,7 +116,7 @@ def test_the_facts_of_a_response() -> None:
     assert said == (
         "right; reward 0.75 (outcome +1, soft_overlong -0.25); advantage +0.500; 3 tokens; 1 tokens masked; 1 clipped"
     )
-    cut = facts(row_of(outcome=0.0, truncated=True, trained=False, counted=False))
+    cut = facts(row_of(outcome=0.0, truncated=True, in_loss=False, in_statistics=False))
     assert cut.startswith("wrong") and "truncated; not in the loss; not in the group's statistics" in cut
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_kept_no_tokens_is_read_whole() -> None:
 
 def test_filters(runs: Path) -> None:
     table = read_rollouts(runs / "clipped/seed=0")
-    for name, column in (("correct", "outcome"), ("truncated", "truncated"), ("in_loss", "trained")):
+    for name, column in (("correct", "outcome"), ("truncated", "truncated"), ("in_loss", "in_loss")):
         yes, no = Filter(**{name: True})(table), Filter(**{name: False})(table)
         assert len(yes) + len(no) == len(table) and len(yes) and len(no), name
         assert yes[column].astype(bool).all() and not no[column].astype(bool).any()

@@ -48,7 +48,7 @@ def test_verdict_file_and_report_hold_suites_and_warnings_of_a_loss(data: SweepD
     save_data(data, tmp_path / "data")
     build(data.record.name, str(tmp_path / "runs"), tmp_path / "data", tmp_path / "figures", ["test"])
     verdict = (tmp_path / "figures" / "synthetic_verdict.txt").read_text()
-    assert "Further suites" in verdict and "What announces a loss of 10 points" in verdict
+    assert "Further suites" in verdict and "Early-warning indicators of a 10-point drop" in verdict
     table = pd.read_csv(tmp_path / "figures" / "synthetic_divergence.csv")
     areas = table[table["metric"].str.startswith("divergence/leading_auc_")]
     assert len(areas) == 6 and areas["arm"].isna().all()

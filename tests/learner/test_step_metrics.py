@@ -81,7 +81,7 @@ def test_the_numbers_of_a_step_are_those_of_its_table(tmp_path: Path, tiny_base:
     folder = run_in_process(tmp_path, *SMALL, "scale=group_std", "budget.amount=2", "rollouts_every=1", *lenient)
     for line in metrics_of(folder)[1:]:
         logged, rows = line["metrics"], pd.read_parquet(folder / "rollouts" / f"step={line['step']:06d}.parquet")
-        assert rows["trained"].all() and rows["counted"].all() and 0 < rows["outcome"].mean() < 1
+        assert rows["in_loss"].all() and rows["in_statistics"].all() and 0 < rows["outcome"].mean() < 1
         groups = rows.groupby("problem_id")["reward"]
         centred = rows["reward"] - groups.transform("mean")
         expected = {

@@ -380,7 +380,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     by_suite = answers.groupby("suite")["outcome"].mean()
     assert all(by_suite[suite] == pytest.approx(scores[f"eval/{suite}/accuracy"]) for suite in by_suite.index)
     rollouts = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")
-    assert len(rollouts) == 128 and set(rollouts.loc[~rollouts["trained"], "advantage"]) <= {0.0}
+    assert len(rollouts) == 128 and set(rollouts.loc[~rollouts["in_loss"], "advantage"]) <= {0.0}
     assert "time" not in "".join(scores) and "device_seconds" not in "".join(scores), "no clock in metrics.jsonl"
     timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
     assert timing[-1]["timing"]["budget/device_seconds"] > 0
@@ -393,8 +393,8 @@ def test_budgets_are_the_tables_counts(tmp_path: Path) -> None:
     prompts = table.drop_duplicates("problem_id")["question"].str.len().sum()  # one token a character
     row = metrics_of(folder)[-1]["metrics"]
     assert row["budget/sampled_tokens"] == prompts + table["length"].sum()
-    assert row["budget/trained_tokens"] == table.loc[table["trained"], "length"].sum()
-    assert row["budget/discarded_tokens"] == table.loc[~table["trained"], "length"].sum() > 0
+    assert row["budget/trained_tokens"] == table.loc[table["in_loss"], "length"].sum()
+    assert row["budget/discarded_tokens"] == table.loc[~table["in_loss"], "length"].sum() > 0
     assert row["budget/completions"] == len(table) and row["budget/prompts"] == 16
 
 

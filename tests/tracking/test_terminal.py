@@ -90,7 +90,7 @@ def test_commands_show_what_a_run_wrote_as_it_is(
         row = {
             "problem_id": 0, "response": 0, "question": HOSTILE[:-40], "answer": "\x1b[31m",
             "outcome": 1.0, "reward": 1.0,
-            "advantage": 0.5, "length": 2, "truncated": False, "trained": True, "counted": True,
+            "advantage": 0.5, "length": 2, "truncated": False, "in_loss": True, "in_statistics": True,
             "tokens": ["\x1b[2J", "\x9b"], "token_advantage": np.array([0.5, 0.5]), "token_in_loss": [True, False],
             "token_clipped": [False, True], "token_sampled": [True, False],
         }  # fmt: skip
