@@ -155,12 +155,14 @@ def _noise(data: SweepData) -> list[tuple[str, str]]:
         for labels, points in groups_of(data.finished_points.sort_values("step"), LABELS, sort=False):
             ends.append({"base": bases_of[labels], "value": float(points[metric].dropna().iloc[-1])})
         of_bases, of_seeds = components(pd.DataFrame(ends))
-        rows += [(f"{words}: sd between bases", of_bases.text()), (f"{words}: sd between seeds", of_seeds.text())]
+        rows += [(f"{words}: sd between base models", of_bases.text()), (f"{words}: sd between seeds", of_seeds.text())]
         rows.append((f"{words}: sampling sd of the evaluation", _sampling_sd(data, metric.split("/")[1]).text()))
         for bases, seeds in DESIGNS:
             pairs = math.sqrt(2) * of_seeds.mean  # of a pair's difference, as arms hardly correlate over seeds
             least, most = (smallest_effect(sd, pairs, bases, seeds) for sd in (0.0, of_bases.mean))
-            words_of_runs = f"{words}: smallest effect of {bases * seeds} runs an arm ({bases} bases x {seeds} seeds)"
+            words_of_runs = (
+                f"{words}: smallest effect of {bases * seeds} runs an arm ({bases} base models x {seeds} seeds)"
+            )
             rows.append((words_of_runs, f"{least:.3f} to {most:.3f}"))
     return rows
 
@@ -186,7 +188,9 @@ def _sampling_sd(data: SweepData, suite: str) -> Interval:
 def card_text(card: Mapping[str, Any]) -> str:
     """The card for a terminal."""
     width = max(len(quantity) for quantity, _ in card["rows"])
-    head = f"world={card['world']}: {card['runs']} runs on {card['bases']} bases, 95% t intervals over bases"
+    head = (
+        f"world={card['world']}: {card['runs']} runs on {card['bases']} base models, 95% t intervals over base models"
+    )
     return "\n".join([head, *(f"  {quantity:<{width}}  {value}" for quantity, value in card["rows"])])
 
 

@@ -23,7 +23,7 @@ from grpo_lab.analysis.effects.spread import spread_text
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
 from grpo_lab.analysis.effects.verdict import judge, verdict_text
-from grpo_lab.analysis.figures.foreign import draw_foreign
+from grpo_lab.analysis.figures.external import draw_external
 from grpo_lab.analysis.figures.registry import default_figures, draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
@@ -85,7 +85,7 @@ def build(
     figures = figures or default_figures(data, finals, page.read_text() if page.exists() else "")
     drawn, missing = draw_all(data, finals, figures)
     if external:
-        drawn.append(draw_foreign(data, [read_source(source, other, None) for other in external]))
+        drawn.append(draw_external(data, [read_source(source, other, None) for other in external]))
     paths = [path for figure in drawn for path in save(figure, output, sources)]
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
     verdict = "\n".join(filter(None, (verdict_text(data, finals), *_further(data, finals, divergence).values())))

@@ -293,7 +293,7 @@ def test_runs_that_reached_x_count_and_all_others_are_named(ragged: SweepData) -
     assert "unfinished: mask seed 3" in text
     assert "unreadable: mask seed 5: ValueError" in text and "has a line that is not JSON" in text
     assert "not started: 1 of score, 2 of mask, 7 of soft" in text
-    assert "Inert: surrogate changed nothing of the loss in every finished run." in text
+    assert "No-op: surrogate changed nothing of the loss in every finished run." in text
     assert "Not run: soft." in draw_curves(ragged, finals).caption
 
 

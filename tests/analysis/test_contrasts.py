@@ -549,7 +549,7 @@ def test_the_markdown_says_what_was_not_run_and_that_order_matters() -> None:
     text = effects_markdown(data, outcome_of(values))
     assert "Not run: c (after +a+b), +a+b+c (against base)." in text and "Order matters" in text
     alone = effects_markdown(data, outcome_of({"base": [0.1, 0.2, 0.1]}))
-    assert alone == "No two arms that ran differ by one trick alone.\n"
+    assert alone == "No two arms that ran differ by exactly one trick.\n"
 
 
 def test_the_forest_draws_what_its_numbers_say(planted: tuple[SweepData, FinalValues]) -> None:

@@ -232,7 +232,7 @@ def test_planted_deviations_are_found_in_a_pilot() -> None:
 def test_a_pilot_of_another_sweep_and_one_of_a_single_arm_serve_and_say_so(nested: SweepData) -> None:
     assert "each arm less base" in measure_pilot(declare(), nested, DOWNSTREAM).how
     alone = measure_pilot(declare(), one_arm(nested), DOWNSTREAM)
-    assert "runs of one arm alone" in alone.how and alone.contrasts == 1 and alone.pairs == 8
+    assert "runs of only one arm" in alone.how and alone.contrasts == 1 and alone.pairs == 8
 
 
 @pytest.mark.extended

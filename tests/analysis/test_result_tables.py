@@ -51,7 +51,7 @@ def test_effects_are_those_of_the_table_of_tricks(dapo: Tables) -> None:
 
 def test_a_row_per_prediction_has_its_word(dapo: Tables) -> None:
     judged = judge(dapo.data, dapo.finals)
-    assert dapo.verdict["word"].tolist() == [one.verdict for one in judged] and len(judged) > 0
+    assert dapo.verdict["verdict"].tolist() == [one.verdict for one in judged] and len(judged) > 0
     assert dapo.verdict["estimate"].tolist() == [one.difference.mean for one in judged]
     assert dapo.verdict["p_holm"].tolist() == [one.holm for one in judged]
 

@@ -426,7 +426,7 @@ def test_how_a_run_ended_and_what_is_not_known_of_it(store: Path, tmp_path: Path
         f"UPDATE runs SET artifact_uri = 's3://elsewhere' WHERE run_uuid = {run_of('+helps', 1)}",
         f"UPDATE tags SET value = '/elsewhere' || value WHERE key = 'folder' AND run_uuid = {run_of('+helps', 1)}",
         f"DELETE FROM tags WHERE key = 'dirty' AND run_uuid = {run_of('+helps', 0)}",
-        f"UPDATE tags SET value = 'truncation, kl' WHERE key = 'inert' AND run_uuid = {run_of('+helps', 0)}",
+        f"UPDATE tags SET value = 'truncation, kl' WHERE key = 'no_ops' AND run_uuid = {run_of('+helps', 0)}",
     )
     data = load_mlflow(f"sqlite:///{store}", "small")
     assert [row_of(data, "base", seed)["status"] for seed in (0, 1)] == ["partial", "partial"]

@@ -116,7 +116,7 @@ def test_the_arms_can_be_pasted_into_an_experiment() -> None:
 
 def test_levels_that_are_no_settings_are_refused() -> None:
     data = sweep(ENDS)
-    with pytest.raises(ValueError, match="one setting alone"):
+    with pytest.raises(ValueError, match="only one setting"):
         levels = {"sums": ("world=sums",), "length_x": ("world=length",)}
         bad = replace(data, design=replace(data.design, levels=levels))
         tuned(bad, final_values(data))

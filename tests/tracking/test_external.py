@@ -18,7 +18,7 @@ import pytest
 from planted_sweeps import Planted, write_synthetic
 
 from grpo_lab.analysis.build import build
-from grpo_lab.analysis.figures.foreign import draw_foreign
+from grpo_lab.analysis.figures.external import draw_external
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking.external import READERS, TRL, Chosen, Imported, import_run, read_prime_rl, read_trl
@@ -163,26 +163,26 @@ def test_what_is_no_log_is_refused_and_leaves_nothing(framework: str, tmp_path: 
 PLANTED = Planted(tricks=("helps",), kind="add_one", seeds=(0, 1), steps=12, every=6, questions=6, name="small")
 
 
-def test_foreign_runs_stand_marked_beside_ours(tmp_path: Path) -> None:
+def test_external_runs_stand_marked_beside_ours(tmp_path: Path) -> None:
     write_synthetic(PLANTED, tmp_path)
     before = load_sweep(tmp_path, "small")
     kept("trl", REAL, tmp_path)
     data, theirs = load_sweep(tmp_path, "small"), load_sweep(tmp_path, "theirs")
     for table in ("runs", "points", "answers"):
         pd.testing.assert_frame_equal(getattr(data, table), getattr(before, table))
-    drawn = draw_foreign(data, [theirs])
-    own = drawn.numbers[drawn.numbers["foreign"]]
+    drawn = draw_external(data, [theirs])
+    own = drawn.numbers[drawn.numbers["external"]]
     assert set(own["name"]) == {"theirs external:trl"} and own["share"].iloc[[0, -1]].tolist() == [0.0, 1.0]
     assert own["heldout"].tolist() == theirs.points["eval/heldout_training/accuracy"].dropna().tolist()
     assert np.isfinite(own["reward"]).all()
-    assert set(drawn.numbers.loc[~drawn.numbers["foreign"], "name"]) == {"base", "+helps"}
+    assert set(drawn.numbers.loc[~drawn.numbers["external"], "name"]) == {"base", "+helps"}
     for axes in drawn.figure.axes:
         marks = {line.get_label(): line.get_marker() for line in axes.lines}
         assert (marks["base"], marks["theirs external:trl"]) == ("o", "D")
 
 
 @pytest.mark.extended
-def test_foreign_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Path) -> None:
+def test_external_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write_synthetic(PLANTED, runs)
     kept("trl", REAL, runs)
@@ -191,24 +191,24 @@ def test_foreign_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: Pa
     assert beside.text == alone.text
     for path in (tmp_path / "alone").glob("*.csv"):
         assert path.read_bytes() == (tmp_path / "beside" / path.name).read_bytes()
-    assert (tmp_path / "beside/small_foreign.png") in beside.paths
+    assert (tmp_path / "beside/small_external.png") in beside.paths
 
 
 @pytest.mark.extended
-def test_a_foreign_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
+def test_an_external_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
     kept("trl", REAL, tmp_path)
     built = build("theirs", str(tmp_path), None, tmp_path / "figures", ["test"])
     assert (tmp_path / "figures/theirs.png").exists()
     assert "supported" not in built.text and "contradicted" not in built.text
 
 
-def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_foreign(tmp_path: Path) -> None:
+def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_external(tmp_path: Path) -> None:
     write_synthetic(PLANTED, tmp_path)
     with pytest.raises(ValueError, match="is a sweep of grpo_lab: give external runs another name"):
         kept("trl", REAL, tmp_path, name="small")
     data = load_sweep(tmp_path, "small")
-    with pytest.raises(ValueError, match="small is no foreign sweep: --foreign takes names"):
-        draw_foreign(data, [data])
+    with pytest.raises(ValueError, match="small is no external sweep: --external takes names"):
+        draw_external(data, [data])
 
 
 @pytest.mark.extended

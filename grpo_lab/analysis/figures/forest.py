@@ -249,7 +249,7 @@ FIGURE = FigureKind(
     title="Effect of every trick",
     how_to_read=(
         "One row per trick and context, percentage points, paired by seed. Inside the shaded band an effect "
-        "is smaller than so many seeds can find; rows where reward and downstream accuracy disagree in sign "
+        "is too small for these seeds to detect; rows where reward and downstream accuracy disagree in sign "
         "are marked."
     ),
 )

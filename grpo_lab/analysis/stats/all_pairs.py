@@ -34,9 +34,9 @@ in 92% where the runs of one fall into two groups. What is left: where several a
 base and not from seed to seed, four bases often do not show it. Two bases of one run show next to nothing.
 
 The tables are of 600 simulated sweeps for each number; `interval_coverage` makes them again. Bases deviate by 10
-points; the effect of an arm deviates by 3 points from base to base, and a run by 3 from its base. `6 x` and `3 x`: so
-many arms have so many times both deviations; `bases 6 x`: that between bases alone. `one base`: they lose 30 points on
-one base. `two groups`: half of their runs do. Several is 4 of 31 arms, 2 of 5 or 7.
+points; the effect of an arm deviates by 3 points from base to base, and a run by 3 from its base. `6 x` and `3 x`: some
+arms have 6 or 3 times both deviations; `bases 6 x`: only that between bases. `one base`: they lose 30 points on one
+base. `two groups`: half of their runs do. Several is 4 of 31 arms, 2 of 5 or 7.
 
 Sweeps (%) with a false difference, by number of arms, 4 bases of 2 seeds:
 

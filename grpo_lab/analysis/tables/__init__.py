@@ -60,7 +60,7 @@ class Tables:
         `mean` is what the trick adds, in the metric's unit, paired by seed over `n` pairs, with its 95% interval in
         low and high. p_adjusted accounts for the `family` of contrasts of one kind on one metric, by the `correction`
         named. `minimum_detectable` is the true effect found with 80% power, `harm` the chance to lose over 2 points on
-        another base model. `withheld` says why there is no interval; `alive` is then the effect in pairs without a
+        another base model. `not_reported` says why there is no interval; `alive` is then the effect in pairs without a
         collapse. `n_collapsed_with` and `n_collapsed_without` count collapsed runs with and without the trick.
         """
         return effects_table(self.data, self.finals).rename(columns={"effect": "mean", "n_pairs": "n"})
@@ -72,11 +72,11 @@ class Tables:
         level, arm, reference_level, reference_arm and metric say what is compared, `direction` what was predicted
         (above, below, within the `margin`). `estimate` is arm less reference, paired by seed over n pairs, in the
         metric's unit, with its 95% interval in low and high; `p` is two-sided, `p_holm` adjusted over `family`
-        predictions. `word` is the verdict: supported, contradicted, within the margin (equivalent), not
-        resolved (not significant), not run, or could not act (manipulation check failed).
+        predictions. `verdict` is one of `VERDICTS`: supported, contradicted, equivalent within the margin, not
+        significant, not run, or manipulation check failed.
         """
         names = ["level", "arm", "reference_level", "reference_arm", "metric", "direction", "margin", "estimate"]
-        names += ["low", "high", "n", "p", "p_holm", "family", "word"]
+        names += ["low", "high", "n", "p", "p_holm", "family", "verdict"]
         return pd.DataFrame([_judged(one) for one in judge(self.data, self.finals)], columns=names)
 
 
@@ -96,4 +96,4 @@ def _judged(judgement: Judgement) -> dict[str, Any]:
     row = {"level": prediction.level, "arm": prediction.arm, "reference_level": level, "reference_arm": arm}
     row |= {"metric": prediction.metric, "direction": prediction.direction.value, "margin": judgement.margin}
     row |= {"estimate": found.mean, "low": found.low, "high": found.high, "n": found.n, "p": judgement.p}
-    return row | {"p_holm": judgement.holm, "family": judgement.family, "word": judgement.verdict}
+    return row | {"p_holm": judgement.holm, "family": judgement.family, "verdict": judgement.verdict}

@@ -111,7 +111,7 @@ def extremes(values: np.ndarray, points: int) -> np.ndarray:
 
 
 def points_each(lines: int, others: int = 0, fewest: int = 36) -> int:
-    """How many points each of so many thin lines may have, beside `others` points that all stay.
+    """The number of points that each of `lines` thin lines may have, beside `others` points that all stay.
 
     It bounds the size of a figure's file; a panel is too small to show more.
     """

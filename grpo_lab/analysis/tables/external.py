@@ -16,14 +16,14 @@ from grpo_lab.analysis.tracks import TRAILING, TRAINING
 REWARD = TRAINING["reward"]
 
 
-def foreign_numbers(data: SweepData, others: Sequence[SweepData]) -> pd.DataFrame:
+def external_numbers(data: SweepData, others: Sequence[SweepData]) -> pd.DataFrame:
     """Every number of the figure: one row per evaluation of a finished run.
 
-    `share` is of the run's own budget, `reward` the training reward by then, `heldout` the accuracy; `foreign` says
-    whose run it is, `name` what it is called: an arm of ours, or the sweep and the arm of a foreign run.
+    `share` is of the run's own budget, `reward` the training reward by then, `heldout` the accuracy; `external` says
+    whose run it is, `name` what it is called: an arm of ours, or the sweep and the arm of an external run.
     """
     rows = [row for source in (data, *others) for row in _rows(source, "" if source is data else source.record.name)]
-    columns = ["name", "foreign", "level", "seed", "share", "reward", "heldout"]
+    columns = ["name", "external", "level", "seed", "share", "reward", "heldout"]
     return pd.DataFrame(rows, columns=columns).round(6)
 
 
@@ -42,7 +42,7 @@ def _rows(data: SweepData, sweep: str) -> Iterator[dict[str, Any]]:
             if np.size(reward[chosen]):
                 yield {
                     "name": f"{sweep} {arm}".strip(),
-                    "foreign": bool(sweep),
+                    "external": bool(sweep),
                     "level": level,
                     "seed": seed,
                     "share": share[at],

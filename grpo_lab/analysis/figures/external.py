@@ -17,33 +17,35 @@ from grpo_lab.analysis.figures.style import Drawn, drawing
 from grpo_lab.analysis.final_values import HELDOUT
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
-from grpo_lab.analysis.tables.foreign import REWARD, foreign_numbers
+from grpo_lab.analysis.tables.external import REWARD, external_numbers
 from grpo_lab.tracking.external import EXTERNAL
 
 _COLOURS = (BLUE, GREEN, VERMILLION, PURPLE, ORANGE, SKY)
-_FOREIGN = (BLACK, GREY, "#A0A0A0")
+_OTHERS = (BLACK, GREY, "#A0A0A0")
 _MARK = {False: {"marker": "o"}, True: {"marker": "D", "markerfacecolor": "white", "linestyle": "--"}}
 _CAPTION = (
-    "Hollow diamonds and dashes: foreign runs, as their framework logged them, with its own model, questions and "
+    "Hollow diamonds and dashes: external runs, as their framework logged them, with its own model, questions and "
     "protocol; no verdict counts them. Left: solid or dashed held-out accuracy, dotted training reward. Right: above "
     "the diagonal held-out accuracy is higher than reward."
 )
 
 
-def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
-    """The figure `<sweep>_foreign` of a sweep and foreign ones.
+def draw_external(data: SweepData, others: Sequence[SweepData]) -> Drawn:
+    """The figure `<sweep>_external` of a sweep and external ones.
 
-    Raises ValueError for a sweep among `others` that is not foreign, and where nothing of either could be drawn.
+    Raises ValueError for a sweep among `others` that is not external, and where nothing of either could be drawn.
     """
     for other in others:
         if not all(arm.startswith(EXTERNAL) for arm in other.arms):
-            raise ValueError(f"{other.record.name} is no foreign sweep: --foreign takes names given to grpo-lab import")
-    numbers = foreign_numbers(data, others)
-    for source, found in ((data, numbers[~numbers["foreign"]]), (others, numbers[numbers["foreign"]])):
+            raise ValueError(
+                f"{other.record.name} is no external sweep: --external takes names given to grpo-lab import"
+            )
+    numbers = external_numbers(data, others)
+    for source, found in ((data, numbers[~numbers["external"]]), (others, numbers[numbers["external"]])):
         if found.empty:
             named = data.record.name if source is data else ", ".join(other.record.name for other in others)
             raise ValueError(f"no finished run of {named} has {REWARD} and {HELDOUT}, which the figure compares")
-    name = f"{data.record.name}_foreign"
+    name = f"{data.record.name}_external"
     looks = _looks(numbers)
     bands = "lines: single runs; hollow diamonds and dashes: runs of other frameworks; dotted: training reward"
     heading, entries = (
@@ -66,10 +68,10 @@ def draw_foreign(data: SweepData, others: Sequence[SweepData]) -> Drawn:
 
 
 def _looks(numbers: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """What each arm, and each foreign run, looks like; a foreign one is called so in the legend too."""
+    """What each arm, and each external run, looks like; an external one is called so in the legend too."""
     looks: dict[str, dict[str, Any]] = {}
-    for foreign, colours in ((False, _COLOURS), (True, _FOREIGN)):
-        for index, label in enumerate(dict.fromkeys(numbers.loc[numbers["foreign"] == foreign, "name"])):
+    for external, colours in ((False, _COLOURS), (True, _OTHERS)):
+        for index, label in enumerate(dict.fromkeys(numbers.loc[numbers["external"] == external, "name"])):
             base: dict[str, Any] = {"color": colours[index % len(colours)], "markersize": 4, "linewidth": 1.3}
-            looks[label] = base | _MARK[foreign]
+            looks[label] = base | _MARK[external]
     return looks
