@@ -98,24 +98,24 @@ def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
 
 FINDINGS = (
     Finding(
-        "Under a grader that can be gamed, strict accuracy collapses unseen by training reward; a soft length penalty "
-        "keeps most of it",
+        "When the training grader can be gamed, strict accuracy collapses while training reward hides it; a soft length "
+        "penalty prevents most of the loss",
         "[2203.02155](https://arxiv.org/abs/2203.02155)",
         "`guessable`, lenient grader",
         "same_reward",
         _same_reward,
     ),
     Finding(
-        "Training reward ranks published recipes by entropy; detectably by accuracy only where lower temperature gives "
-        "little of its gain",
+        "Recipes with higher training reward have lower entropy; they are also more accurate only where a lower "
+        "sampling temperature explains little of the reward gain",
         "-",
         "`sums`, `search`",
         "sharpness",
         _sharpness,
     ),
     Finding(
-        "Where half of the questions exceed the token limit, a soft length penalty ruins downstream accuracy unseen by "
-        "held-out accuracy",
+        "When half of the questions need more tokens than the limit, a soft length penalty ruins downstream accuracy and "
+        "held-out accuracy does not show it",
         "[2503.14476](https://arxiv.org/abs/2503.14476)",
         "`length`, 28 tokens",
         "interruption_budgets",
