@@ -18,7 +18,7 @@ from grpo_lab.tasks import shipped as bases
 from grpo_lab.tasks.base import Model
 from grpo_lab.tasks.shipped import Shipped, shipped
 from grpo_lab.tasks.warm_start import ArithmeticBase, build, measure, unpack
-from grpo_lab.tracking.checksums import digest_of, sealed
+from grpo_lab.tracking.checksums import digest_of, with_checksum
 from grpo_lab.tracking.files import locked, write_json
 
 PROBLEMS = 1024  # asked of each of two models that are compared
@@ -113,7 +113,7 @@ def ship(name: str, recipe: ArithmeticBase) -> Shipped:
 
 def write_index(found: list[Shipped]) -> None:
     """Replace the index."""
-    write_json(bases.INDEX, sealed({"bases": [asdict(base) for base in found]}), sort=False, indent=1)
+    write_json(bases.INDEX, with_checksum({"bases": [asdict(base) for base in found]}), sort=False, indent=1)
 
 
 def accuracy_of(recipe: ArithmeticBase, folder: Path) -> float:

@@ -98,8 +98,8 @@ def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
 
 FINDINGS = (
     Finding(
-        "When the training grader can be gamed, strict accuracy collapses while training reward hides it; a soft length "
-        "penalty prevents most of the loss",
+        "When the training grader can be gamed, strict accuracy collapses while training reward hides it; a soft "
+        "length penalty prevents most of the loss",
         "[2203.02155](https://arxiv.org/abs/2203.02155)",
         "`guessable`, lenient grader",
         "same_reward",
@@ -114,8 +114,8 @@ FINDINGS = (
         _sharpness,
     ),
     Finding(
-        "When half of the questions need more tokens than the limit, a soft length penalty ruins downstream accuracy and "
-        "held-out accuracy does not show it",
+        "When half of the questions need more tokens than the limit, a soft length penalty ruins downstream accuracy "
+        "and held-out accuracy does not show it",
         "[2503.14476](https://arxiv.org/abs/2503.14476)",
         "`length`, 28 tokens",
         "interruption_budgets",

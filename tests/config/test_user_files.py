@@ -101,7 +101,7 @@ def test_a_folder_that_is_no_folder_of_options(tmp_path: Path, monkeypatch: pyte
     for number in range(MOST_FILES + 1):
         (tmp_path / f"{number}.txt").touch()
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="more than 2,000 files: name the folder of your options alone"):
+    with pytest.raises(ValueError, match="more than 2,000 files: name only the folder of your options"):
         bootstrap()
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "0.txt"))
     with pytest.raises(ValueError, match=r"0\.txt, which is no folder: make it, correct the path, or unset it"):

@@ -502,7 +502,7 @@ def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anyth
             open_state(run, CPU, None)
     assert taken_port(port) is None and run.engine.missing() is None
     assert "torch sees 2 CUDA devices" in replace(run.engine, device_index=2).missing()
-    with pytest.raises(ValueError, match="is the learner's card"):
+    with pytest.raises(ValueError, match="is the learner's GPU"):
         run.engine.open(Path("nowhere"), FP32, torch.device("cuda", 1))
 
 

@@ -336,7 +336,7 @@ def test_names_that_cannot_be_told_apart_are_refused() -> None:
         (["--steps", "first"], "--steps first: say all, last, best, or numbers of steps"),
         (["--limit", "0"], "--limit 0: ask at least one question"),
         (["--include-path", "/no/such"], "there is no folder /no/such of lm_eval tasks"),
-        (["--harness", "inspect", "--num-fewshot", "2"], "--num-fewshot is of lm_eval alone"),
+        (["--harness", "inspect", "--num-fewshot", "2"], "--num-fewshot is an option of lm_eval only"),
         (["--harness", "inspect", "--batch-size", "auto"], "--batch-size auto: give Inspect a number"),
         (["--apply-chat-template"], "has no chat template: leave --apply-chat-template out"),
     ],

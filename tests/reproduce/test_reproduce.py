@@ -351,7 +351,7 @@ def test_another_answer_is_a_difference_wherever_it_was_computed(finished: Path,
     answers.to_parquet(table, compression="gzip")
     assert compared(finished, copy)[0] is Outcome.equal, "the same values in other bytes"
     table.unlink()
-    assert "eval tables  3              there alone" in compared(finished, copy)[1]
+    assert "eval tables  3              only there" in compared(finished, copy)[1]
 
 
 def test_other_weights_are_a_difference(finished: Path, copy: Path) -> None:
@@ -371,7 +371,7 @@ def test_other_weights_are_a_difference(finished: Path, copy: Path) -> None:
 
 def test_metrics_and_steps_of_one_run_alone_are_named(finished: Path, copy: Path) -> None:
     rewritten(copy / "metrics.jsonl", lambda line: line["metrics"].pop("train/loss", None))
-    assert "train/loss  1              logged by one alone" in compared(finished, copy)[1]
+    assert "train/loss  1              logged by only one" in compared(finished, copy)[1]
     lines = (finished / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
-    assert "steps  3              1 there alone" in compared(finished, copy)[1]
+    assert "steps  3              1 only there" in compared(finished, copy)[1]

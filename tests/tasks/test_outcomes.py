@@ -16,7 +16,7 @@ from helpers import PACKAGE, make_rollouts
 from grpo_lab.rollout.grading import grade
 from grpo_lab.tasks.base import Grader, Grades, Reward
 from grpo_lab.tasks.grader_pool import Answer, GraderPool
-from grpo_lab.tasks.gym import GymScore, Place
+from grpo_lab.tasks.gym import AnswerPosition, GymScore
 from grpo_lab.tasks.math_answers import JudgedApart
 from grpo_lab.tasks.verifiers import Strict
 from grpo_lab.tasks.weighted import Weighted
@@ -182,7 +182,7 @@ def test_a_score_of_reasoning_gym_is_right_from_the_threshold_on() -> None:
     problem = Problem(
         0, "7+5?", "12", 1, details='{"family": "chain_sum", "settings": {}, "entry": {"question": "", "answer": "12"}}'
     )
-    whole = GymScore(1.0, 0.0, Place.marked, threshold=1.0, seconds=30.0, workers=1)
+    whole = GymScore(1.0, 0.0, AnswerPosition.marked, threshold=1.0, seconds=30.0, workers=1)
     texts = [r"\boxed{12}", r"\boxed{12 or so}", r"\boxed{13}"]  # the second scores 2 of its 8 characters
     for threshold, outcomes in ((1.0, [1.0, 0.0, 0.0]), (0.25, [1.0, 1.0, 0.0]), (0.26, [1.0, 0.0, 0.0])):
         grades = replace(whole, threshold=threshold).checked_grades([problem] * 3, texts, [True] * 3, [])

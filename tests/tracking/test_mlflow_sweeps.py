@@ -323,7 +323,7 @@ def test_the_sweep_carries_question_table_verdict_and_figures(small: Path, clien
     found = parent(client, small / "sweeps/small")
     note = found.data.tags["mlflow.note.content"]
     assert "SYNTHETIC: are the planted effects found" in found.data.tags["question"]
-    for part in ("**Question.** SYNTHETIC", "+helps  ", "What was predicted, and what came out", "**Command.**"):
+    for part in ("**Question.** SYNTHETIC", "+helps  ", "Predictions and verdicts", "**Command.**"):
         assert part in note
     place = f"#/experiments/{found.info.experiment_id}/runs?workflowType=machine_learning&compareRunsMode=CHART"
     link = f"**[Curves of its runs, grouped by arm]({place}&viewStateShareKey={found.data.tags['run_key']})**"
