@@ -247,6 +247,7 @@ def test_too_few_evaluations_or_seeds_show_no_onset() -> None:
     assert "No onset was detected, of a gap or of a fall." in footer(draw_curves(null, final_values(null)))
 
 
+@pytest.mark.extended
 def test_an_arm_whose_onset_was_looked_for_at_one_level_only_is_named(fall: SweepData) -> None:
     """The second level has two runs an arm, which are too few."""
     few = {name: getattr(fall, name).query("seed < 2").assign(level="few") for name in ("runs", "points", "answers")}

@@ -111,6 +111,7 @@ def test_the_overview_finds_the_planted_effect_and_no_other(printed: Callable[..
     assert "Figure synthetic: " in said and "Figure synthetic_effects: " in said
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("trick,found", [("helps", True), ("null", False)])
 def test_one_trick_alone_and_inside_the_whole(printed: Callable[..., str], trick: str, found: bool) -> None:

@@ -80,7 +80,7 @@ def learner_reads(run: RunConfig, state: RunState, batch: RolloutBatch) -> torch
     return rollout_logprobs(state.learner, rollouts, 1.0, run.learner_precision, run.microbatching, CPU)[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", QUEUES)
 def test_a_batch_is_as_old_as_its_schedule_says(name: str, opened) -> None:
     overrides, ages = QUEUES[name]

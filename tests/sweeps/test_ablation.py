@@ -328,6 +328,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Ran:
     return Ran(runs, line, done.stderr, done.stdout, folder.name)
 
 
+@pytest.mark.extended
 def test_one_line_runs_every_arm_and_records_what_was_typed(ran: Ran) -> None:
     assert finished(ran.runs) == 6
     assert ran.name == "add,aggregation=token_mean,surrogate=ppo_higher,recipe=plain,budget.amount=3,world=tiny"
@@ -341,6 +342,7 @@ def test_one_line_runs_every_arm_and_records_what_was_typed(ran: Ran) -> None:
     assert re.search(r"6 of 6 done after", ran.said) and f"grpo-lab figures {ran.name} --runs {ran.runs}" in ran.said
 
 
+@pytest.mark.extended
 def test_it_ends_with_its_arms_by_what_was_added_and_says_that_it_is_exploratory(ran: Ran) -> None:
     data = load_sweep(ran.runs, ran.name)
     table = arms_table(data, final_values(data))

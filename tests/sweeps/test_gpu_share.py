@@ -48,6 +48,7 @@ def test_runs_join_once_the_first_one_is_measured(tmp_path: Path) -> None:
     assert place.workers == 4 and place.widen() == ""
 
 
+@pytest.mark.extended
 def test_those_that_join_get_the_slots_of_their_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four runs wait for each other on two GPUs: they end only where all four run at once."""
     (tmp_path / "meets.py").write_text(

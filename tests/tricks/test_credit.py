@@ -493,6 +493,7 @@ def test_the_loop_charges_tokens_where_they_fell(tmp_path: Path) -> None:
     assert_close(table["token_advantage"].map(lambda row: row[0]), table["reward"], 1e-5, "what is still to be earned")
 
 
+@pytest.mark.extended
 def test_a_critic_is_trained_alone_first_and_learns(tmp_path: Path, tiny_base: Path) -> None:
     """Six steps without the policy: its weights keep their bits, the values come to explain fresh rewards.
 
@@ -557,6 +558,7 @@ def test_a_killed_run_with_a_critic_ends_as_if_it_had_not_been(tmp_path: Path) -
     same_critic(whole, killed)
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",

@@ -499,6 +499,7 @@ def test_the_probes_best_gap_remembers(make_run) -> None:
 # --- in a run -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_interruptions_in_the_loop_end_truncation_and_are_logged(tmp_path: Path) -> None:
     short = ["budget.amount=2", "evaluation=brief", "updates=two", "rollouts_every=1"]
     plain = run_in_process(tmp_path / "plain", *short)

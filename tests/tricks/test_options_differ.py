@@ -340,6 +340,7 @@ def test_every_option_of_the_loss_is_compared() -> None:
         assert {type(option) for option in compared} == set(filter(acts_in_the_batch, listed(axis))), axis
 
 
+@pytest.mark.extended
 @pytest.mark.few(1)
 @pytest.mark.parametrize("axis", OPTIONS)
 def test_an_option_that_is_not_listed_is_none_of_these_either(axis: str) -> None:
