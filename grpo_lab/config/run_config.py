@@ -245,7 +245,7 @@ class RunConfig:
 
         Such a row changes neither loss nor gradient unless one of the tricks named here reads it. Logged means over
         tokens (entropy, ratio, active fractions) do change: they cover only the tokens in the passes, and
-        `train/read_share` is the share of these. No update decision changes, and no budget counter except `flops`.
+        `train/scored_share` is the share of these. No update decision changes, and no budget counter except `flops`.
         """
         in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward
         reads_them = in_the_loss or self.entropy.needs_gradient or self.surrogate.pulls_without_advantage

@@ -113,8 +113,8 @@ def test_runs_without_a_value_or_with_a_collapse_leave_a_dash_or_no_bounds() -> 
     data = sweep(5, collapse={("+hurts", 1): 0.4})
     rows = rows_of(arms_table(data, final_values(data)))
     assert rows["+hurts"][1].endswith("[not reported]") and rows["+hurts"][0] == "5"
-    assert "Withheld: some runs collapsed" in " ".join(arms_table(data, final_values(data)))
-    assert "Withheld" not in " ".join(arms_table(sweep(), final_values(sweep())))
+    assert "Not reported: some runs collapsed" in " ".join(arms_table(data, final_values(data)))
+    assert "Not reported" not in " ".join(arms_table(sweep(), final_values(sweep())))
     bare = replace(data, points=data.points.drop(columns=["eval/probe/accuracy", CORRECTNESS]))
     rows = rows_of(arms_table(bare, final_values(bare)))
     assert "training reward" not in rows["arm"] and rows["base"][-1] == "-"

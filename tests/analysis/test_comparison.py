@@ -363,7 +363,7 @@ def test_a_collapse_is_told_beside_the_difference() -> None:
     text = verdict_text(data, final_values(data))
     assert "no interval: collapsed runs in 2 of 8" in text and "in the pairs without a collapse" in text
     assert "collapsed: 2 of 8 (0.03 to 0.65) of +null against 0 of 8 (0.00 to 0.37) of base; Barnard p" in text
-    assert "Withheld: some runs collapsed" in text
+    assert "Not reported: some runs collapsed" in text
 
 
 def test_a_margin_is_part_of_a_declaration_and_none_changes_nothing() -> None:

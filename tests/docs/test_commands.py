@@ -89,7 +89,7 @@ def test_figures_and_bad_input_load_no_model_library(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_a_plan_of_power_loads_no_model_library(tmp_path: Path) -> None:
     said, _, loaded = ran(tmp_path, "grpo_lab.cli", "power", "dapo_worlds", "--trials", "0", "--runs", "runs")
-    assert "bases needed" in said and "8 predictions" in said
+    assert "base models needed" in said and "8 predictions" in said
     assert loaded.isdisjoint({"torch", "transformers", "datasets", "mlflow"})
 
 

@@ -74,7 +74,7 @@ def test_every_training_command_runs(tmp_path: Path, command: str) -> None:
         assert "surrogate" in done.stdout and "kl" in done.stdout
         cells = 0
     if "dry_run" in command:
-        assert "50 cells; none is started" in done.stderr
+        assert "50 runs; none is started" in done.stderr
         cells = 0
     assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == cells
     assert cells or not any(tmp_path.iterdir())

@@ -54,4 +54,4 @@ def test_an_experiment_is_found_in_it(wheel: Path, tmp_path: Path) -> None:
     ]
     own = {"PYTHONPATH": python_path(tmp_path / "site"), "GRPO_LAB_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **own})
-    assert done.returncode == 0 and "50 cells" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0 and "50 runs" in done.stdout + done.stderr, done.stdout + done.stderr
