@@ -341,7 +341,7 @@ def test_the_words_of_a_verdict_with_a_margin() -> None:
     assert "an effect of 0.05 or more: Holm p" in text and "n = 8 on 4 base models" in text
     assert (
         "95% t interval over 4 base models, for a new base model" in text
-        and "4 base models: intervals are about" in text
+        and "4 base models: intervals generalise to a new one" in text
     )
     idle = with_design(data, requires={"+helps": {"active_fraction/kl": 0.1}})  # which no planted run logs
     assert [one.verdict for one in judge(idle, finals)].count("manipulation check failed") == 3

@@ -463,7 +463,7 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
     from grpo_lab.analysis.build import describe_sources
 
     sidecar = describe_sources(data, finals, ["figures"])["judgements"][0]
-    assert (sidecar["word"], sidecar["p"], sidecar["p_holm"]) == ("not significant", first.p, first.holm)
+    assert (sidecar["verdict"], sidecar["p"], sidecar["p_holm"]) == ("not significant", first.p, first.holm)
 
 
 def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:

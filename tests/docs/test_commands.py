@@ -155,7 +155,7 @@ def test_what_is_deferred_is_loaded_before_another_thread_can_import_it(tmp_path
     code = (
         "import sys, pathlib, grpo_lab\n"
         "from grpo_lab import deferred\n"
-        "from grpo_lab.tracking.mlflow_exporter import Mirror\n"
+        "from grpo_lab.tracking.mlflow_exporter import Exporter\n"
         "deferred.defer('not_installed_anywhere')\n"
         "assert 'torch._C' not in sys.modules and 'pandas.core' not in sys.modules\n"
         "mirror = Exporter(pathlib.Path(sys.argv[1]), 60, 1)\n"

@@ -727,7 +727,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_run_and_comes_back_later_lac
 MIRRORED = """
 import sys
 from pathlib import Path
-from grpo_lab.tracking.mlflow_exporter import Mirror
+from grpo_lab.tracking.mlflow_exporter import Exporter
 from grpo_lab.tracking.run_log import RunLog
 folder = Path(sys.argv[1])
 with RunLog(folder) as log:
