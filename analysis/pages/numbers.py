@@ -400,7 +400,7 @@ def _tau(context: Context, rest: list[str]) -> Interval:
 
 
 def _all_pairs(context: Context, rest: list[str]) -> Interval:
-    """What the comparison of all pairs of arms says of the block's level and metric."""
+    """Numbers from the comparison of all pairs of arms, for the block's level and metric."""
     name = context.metric if len(rest) == 1 else rest[1].removeprefix("@")
     found = all_pairs(saved(context.sweep), finals_of(context.sweep), context.level, metric_called(name))
     assert found is not None, "three arms on two bases"

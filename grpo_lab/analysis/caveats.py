@@ -1,4 +1,4 @@
-"""Caveats of a sweep's numbers: what is missing, and where runs were not alike."""
+"""Caveats of a sweep's numbers: missing runs and values, and runs that are not comparable."""
 
 from __future__ import annotations
 

@@ -468,7 +468,7 @@ def test_building_leaves_random_state_and_threads_alone(hurried: ArithmeticBase)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_card_base_is_the_same_recipe_under_a_name_of_its_own(hurried: ArithmeticBase) -> None:
+def test_a_gpu_base_is_the_same_recipe_under_a_name_of_its_own(hurried: ArithmeticBase) -> None:
     there = GpuBase(**asdict(hurried), device="cpu")
     assert (there.place, hurried.place) == ("cpu", "cpu") and there.key() != hurried.key()
     assert there.key() != replace(there, device="cuda").key(), "each kind of device has bits of its own"

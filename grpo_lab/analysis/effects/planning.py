@@ -92,7 +92,7 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     """How far paired differences on a metric deviate, in these runs.
 
     The design's own contrasts where the pilot has their arms, else each of the pilot's arms less its control. Where it
-    has one arm alone, pairs are assumed to gain nothing, and effects to deviate between base models as the runs do.
+    has only one arm, pairs are assumed to gain nothing, and effects to deviate between base models as the runs do.
     Raises ValueError where no contrast has two pairs.
     """
     finals = finals or final_values(data)

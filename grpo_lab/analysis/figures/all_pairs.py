@@ -139,7 +139,7 @@ def _ranks(axes: Axes, means: pd.DataFrame) -> None:
 
 
 def _legend(means: pd.DataFrame, data: SweepData) -> list[Entry]:
-    """What the colours and a hollow mark mean, of those that occur."""
+    """Legend entries of the colours and the hollow mark that occur."""
     used, control = set(means["side"]), data.control
     words = {
         "control": control if data.design else f"{control}, the sweep's first arm",

@@ -68,7 +68,7 @@ def draw_external(data: SweepData, others: Sequence[SweepData]) -> Drawn:
 
 
 def _looks(numbers: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """What each arm, and each external run, looks like; an external one is called so in the legend too."""
+    """Line style by arm and by external run; the legend names external ones as such."""
     looks: dict[str, dict[str, Any]] = {}
     for external, colours in ((False, _COLOURS), (True, _OTHERS)):
         for index, label in enumerate(dict.fromkeys(numbers.loc[numbers["external"] == external, "name"])):

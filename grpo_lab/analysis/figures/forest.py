@@ -103,7 +103,7 @@ def _name(trick: str) -> str:
 
 
 def _contexts(effects: pd.DataFrame) -> bool:
-    """Whether the contexts must be written beside the tricks: they differ within a kind."""
+    """True if the contexts must be written beside the tricks: they differ within a kind."""
     return effects["context"].nunique() > effects["kind"].nunique()
 
 
@@ -154,7 +154,7 @@ def _interactions(axes: Axes, effects: pd.DataFrame) -> None:
         words = f"{row.text}{_star(row)}"
         axes.annotate(words, (0, row.y), (0, 6), textcoords="offset points", ha="center", fontsize=TINY)
     axes.set_yticks([])
-    axes.set_title("with all others, less alone", fontsize=SMALL)
+    axes.set_title("in the full set less on its own", fontsize=SMALL)
     axes.set_xlabel("pp, downstream")
 
 
@@ -163,7 +163,7 @@ def _star(row: Any) -> str:
 
 
 def _numbers(row: Any) -> str:
-    """What stands at the right of a row: the effect, and its pairs."""
+    """The text at the right of a row: the effect and its number of pairs."""
     count = f"n = {row.n}" + (f", {row.n_collapsed} collapsed" if row.n_collapsed else "")
     return f"{row.text}{_star(row)}   {count}"
 

@@ -117,8 +117,8 @@ def _legend(look: Mapping[str, Look]) -> list[Entry]:
 def _caption(data: SweepData, finals: FinalValues) -> str:
     parts = [
         "Held-out questions under the training protocol, grouped by the length that they ask for. Slope: tokens of "
-        "response for each token asked for, by least squares over single questions; 1 does as it is asked, 0 takes no "
-        f"notice. The last evaluation is that at or before {finals.at}.{finals.over_bases}",
+        "response for each token asked for, by least squares over single questions; 1 follows the request, 0 ignores "
+        f"it. The last evaluation is that at or before {finals.at}.{finals.over_bases}",
         collapse_note(data, finals),
     ]
     return " ".join(filter(None, parts))

@@ -318,12 +318,12 @@ def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None)
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:
-    """Each with `digits` significant digits, None for what is not finite."""
+    """Numbers rounded to `digits` significant digits; None for values that are not finite."""
     return [rounded(float(value), digits) for value in values]
 
 
 def rounded(value: float | int, digits: int = DIGITS) -> float | int | None:
-    """A number with `digits` significant digits, as an int where that is shorter; None for what is not finite."""
+    """A number rounded to `digits` significant digits, an int where that is shorter; None if it is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -101,7 +101,7 @@ _SMALLEST = 1e-9  # p below it are numerical noise
 
 @dataclass(frozen=True)
 class Omnibus:
-    """Whether the compared arms differ at all: the F test of the two-way model, with base models as blocks.
+    """Test whether the compared arms differ at all: the F test of the two-way model, with base models as blocks.
 
     `sd` is the standard deviation of true effects between arms, sqrt(max(0, (MS_arm - v) / B)), and `shrunken` the
     empirical Bayes estimates: each arm's mean pulled to that of all by v / B / (v / B + sd^2).

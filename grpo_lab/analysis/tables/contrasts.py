@@ -114,7 +114,7 @@ def noise_band(data: SweepData, finals: FinalValues, level: str, pairs: int) -> 
 
 
 def scale_of(metric: str) -> int:
-    """What a metric is multiplied by to be shown: shares as percentage points."""
+    """The factor by which a metric is shown: 100 for shares, as percentage points."""
     return PP if shown_unit(metric) == "percentage points" else 1
 
 

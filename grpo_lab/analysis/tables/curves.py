@@ -1,4 +1,4 @@
-"""Single runs over the budget, their means, and what is missing of them."""
+"""Single runs over the budget, their means, and their missing values."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def smoothed(curves: pd.DataFrame, metric: str, width: float) -> pd.DataFrame:
 
 
 def shortfalls(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> list[str]:
-    """What single runs lack of these metrics, in sentences: values that are missing or not finite."""
+    """Sentences on missing or non-finite values of these metrics in single runs."""
     x = f"budget/{finals.axis}"
     suites = [name for name in data.points.columns if name.startswith("eval/") and name.endswith("/accuracy")]
     suites = [name for name in suites if harness_of(name) is None]  # those measure the steps that a user names

@@ -20,7 +20,7 @@ class Dose:
 
 
 def dose(data: SweepData) -> Dose | None:
-    """What the arms differ in; None unless it is one override, a number, with `FEWEST` values or more."""
+    """The one numeric override in which the arms differ; None unless it has `FEWEST` values or more."""
     arms = data.design.arms if data.design else {}
     settings = {arm: dict(_override(word) for word in words) for arm, words in arms.items()}
     keys = {key for words in settings.values() for key in words}

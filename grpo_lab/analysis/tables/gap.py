@@ -64,5 +64,5 @@ def decomposition_of(data: SweepData, finals: FinalValues) -> pd.DataFrame:
 
 
 def _has_all_probes(track: Track) -> bool:
-    """Whether the run has every probe at step 0 and at X."""
+    """True if the run has every probe at step 0 and at X."""
     return not any(pd.isna(getattr(track, name)[[0, -1]]).any() for name in PROBES)

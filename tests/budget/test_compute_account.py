@@ -28,7 +28,7 @@ def test_a_span_costs_what_its_tokens_cost(start, length) -> None:
     assert COST.forward(start, length) == token_by_token(0, start + length)
 
 
-def test_the_ledger_of_one_step_counted_by_hand() -> None:
+def test_the_account_of_one_step_counted_by_hand() -> None:
     account = ComputeAccount()
     # two prompts of 3 and 5 tokens, two responses each
     account.generated(COST, [3, 5], [[2, 4], [1, 6]], [[0, 0], [0, 0]])
