@@ -77,6 +77,7 @@ from grpo_lab.analysis.effects.verdict import Judgement, judge
 from grpo_lab.analysis.final_values import AVERAGE, FinalValues, final_values
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.saved_data import load_data
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
@@ -131,9 +132,6 @@ class Context:
 def metric_called(name: str) -> str:
     """A metric by its short name, or by its own."""
     return METRICS.get(name, name)
-
-
-Condition = tuple[str, str]  # level, arm
 
 
 # --- the saved data ---------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def fault_in_json(content: bytes, error: Exception) -> str:
 
 
 def read_yaml(path: Path, remedy: str) -> DictConfig:
-    """The YAML mapping in a file that the lab wrote. Raises ValueError with file, line and remedy if it is none."""
+    """The YAML mapping in a file that grpo_lab wrote. Raises ValueError with file, line and remedy if it is none."""
     try:
         value = OmegaConf.load(path)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:

@@ -310,7 +310,7 @@ def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
     )
     assert 50 < int(stated) < 90 and int(found) == pytest.approx(int(stated), abs=8)
     once = "\n".join(power_text(declare(**part), nested, [0.12], trials=1))
-    assert re.search(r"1 simulated sweeps, decided as the lab does, with no other effect: (0|100)%", once), once
+    assert re.search(r"1 simulated sweeps, judged like real ones, with no other effect: (0|100)%", once), once
 
 
 def test_a_part_has_the_bases_of_its_seeds() -> None:

@@ -22,6 +22,7 @@ import pandas as pd
 from grpo_lab.analysis.effects.verdict import asked_for, decide, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values, is_rated
 from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.components import Scatter, pooled_scatter
@@ -35,8 +36,6 @@ SEEDS = (1, 2, 4, 8)  # on each base model, of the tables
 BASES = (3, 4, 6, 8, 12, 16)
 ALONE = (3, 4, 5, 6, 8, 12, 16, 24, 32)  # seeds, where there is one base model
 TRIALS = 400  # simulated sweeps, which give a power to within 5 points
-
-Condition = tuple[str, str]  # level and arm
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def sizes(design: Design) -> tuple[int, int]:
 def simulated_power(
     design: Design, scatters: Mapping[str, Scatter], question: Question, at: int, trials: int = TRIALS
 ) -> float:
-    """How often the lab finds prediction `at` of a design, in simulated sweeps of the design's base models and seeds.
+    """Simulated power of prediction `at`: the share of simulated sweeps of the design that support it.
 
     All predictions of the design count, so it is one that `with_predictions` gave. Arms are normal, so that paired
     differences deviate as `scatters` says for each metric; arms that share a control share its noise. The question's
@@ -458,7 +457,7 @@ def _question_lines(
     if trials and set(pilots) >= {one.metric for one in design.predictions}:
         scatters = {name: one.scatter for name, one in pilots.items()}
         alone = simulated_power(design, scatters, question, at, trials)
-        lines.append(f"  {trials} simulated sweeps, decided as the lab does, with no other effect: {alone:.0%}")
+        lines.append(f"  {trials} simulated sweeps, judged like real ones, with no other effect: {alone:.0%}")
     rows = needed(question, pilot, many)
     if many:
         table = [["seeds a base", "sd of a base's mean", "base models needed", "runs of an arm"]]

@@ -17,6 +17,7 @@ import pandas as pd
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import TOKENS, FinalValues, is_rated, reached, share_of_gain, token_curves
 from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
 from grpo_lab.analysis.stats.intervals import Interval
@@ -27,15 +28,15 @@ from grpo_lab.tracking.checksums import read_json
 SHARES = (0.5, 0.9)  # of the control's gain
 FITTING = "problems that fit into it"  # the row of an environment profile that bounds held-out accuracy
 
-Cell = tuple[str, str]  # level and arm
-
 
 def has_speed(metric: str) -> bool:
     """True if the metric is an accuracy of an evaluation, so that a run reaches shares of its gain."""
     return metric.startswith("eval/") and metric.endswith("accuracy") and is_rated(metric)
 
 
-def token_ratio(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str, share: float) -> Interval:
+def token_ratio(
+    data: SweepData, finals: FinalValues, cell: Condition, control: Condition, metric: str, share: float
+) -> Interval:
     """Tokens to `share` of the control's gain, arm over control: the geometric mean over seeds with its interval.
 
     Seeds whose control gains less than LEAST_GAIN are left out. Without bounds, and with the reason, where some runs of
@@ -66,7 +67,7 @@ def _evaluated(data: SweepData, metric: str) -> pd.DataFrame:
     return data.counted_columns([metric, TOKENS])
 
 
-def speed_text(data: SweepData, finals: FinalValues, cell: Cell, control: Cell, metric: str) -> str:
+def speed_text(data: SweepData, finals: FinalValues, cell: Condition, control: Condition, metric: str) -> str:
     """`1.94 [1.64, 2.29] to half, 1.50 [1.20, 1.90] to 90%`; "" where there is none."""
     parts = []
     for share in SHARES:
@@ -100,7 +101,7 @@ def speeds_text(data: SweepData, finals: FinalValues) -> str:
 
 
 def no_headroom(
-    finals: FinalValues, control: Cell, metric: str, direction: Direction, margin: float | None, world: str
+    finals: FinalValues, control: Condition, metric: str, direction: Direction, margin: float | None, world: str
 ) -> str:
     """Why a gain as large as the margin is impossible; "" where it is possible, or no gain is claimed."""
     if direction is not Direction.above or margin is None or not has_speed(metric):

@@ -16,9 +16,10 @@ from matplotlib.patches import Patch
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
 from grpo_lab.analysis.figures.palette import BLACK, GREY, ORANGE, PURPLE, SKY, Entry
-from grpo_lab.analysis.figures.panels import Cell, level_label, rows_of_arms, seeds_text
+from grpo_lab.analysis.figures.panels import level_label, rows_of_arms, seeds_text
 from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tables.gap import PROBES, TOTAL, decomposition_of
@@ -70,7 +71,7 @@ def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | None:
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals))
 
 
-def _label(data: SweepData, finals: FinalValues, place: Cell, runs: int) -> str:
+def _label(data: SweepData, finals: FinalValues, place: Condition, runs: int) -> str:
     return f"{in_lines(place[1], 24)}\n{seeds_text(runs, data.seeds_planned(*place), finals.collapsed(*place))}"
 
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.palette import GREY, Look
 from grpo_lab.analysis.figures.style import SMALL, in_lines
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
@@ -21,7 +22,6 @@ from grpo_lab.analysis.table_rows import rows_of
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
 MOST = 5  # panels side by side
-Cell = tuple[str, str]  # level and arm
 
 
 def arranged(arms: Sequence[str]) -> list[list[str]]:
@@ -30,13 +30,13 @@ def arranged(arms: Sequence[str]) -> list[list[str]]:
     return [list(arms[start : start + columns]) for start in range(0, len(arms), columns)]
 
 
-def drawn_cells(data: SweepData, numbers: pd.DataFrame) -> list[Cell]:
+def drawn_cells(data: SweepData, numbers: pd.DataFrame) -> list[Condition]:
     """Every level and arm of a table, in declared order."""
     found = set(zip(numbers["level"], numbers["arm"]))
     return [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]
 
 
-def arm_rows(data: SweepData, cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
+def arm_rows(data: SweepData, cells: Sequence[Condition]) -> list[tuple[str, list[str]]]:
     """The rows of panels of a figure with one panel per arm and level: a level, and its arms in that row."""
     arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]
     return [(level, row) for level in data.levels if level in {at for at, _ in cells} for row in arranged(arms)]
@@ -45,11 +45,11 @@ def arm_rows(data: SweepData, cells: Sequence[Cell]) -> list[tuple[str, list[str
 def arm_panels(
     figure: Figure,
     data: SweepData,
-    cells: Sequence[Cell],
-    over: Mapping[Cell, str],
+    cells: Sequence[Condition],
+    over: Mapping[Condition, str],
     labels: tuple[str, str],
     titles: Mapping[str, str] | None = None,
-) -> dict[Cell, Axes]:
+) -> dict[Condition, Axes]:
     """A panel on shared axes for every arm of `cells` at every level, with its name and what stands `over` it.
 
     `labels` are those of the x axes and the y axes; `titles` replace names of arms that say too little.
@@ -57,7 +57,7 @@ def arm_panels(
     rows = arm_rows(data, cells)
     columns = len(rows[0][1])
     grid = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
-    panels: dict[Cell, Axes] = {}
+    panels: dict[Condition, Axes] = {}
     for (level, row), of_row in zip(rows, grid):
         for axes in of_row[len(row) :]:
             axes.set_visible(False)

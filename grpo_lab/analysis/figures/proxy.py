@@ -14,9 +14,10 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import Cell, arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
+from grpo_lab.analysis.figures.panels import arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
 from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.tables.curves import curves_of, line_numbers, numbers_table, shortfalls, smoothed
@@ -80,7 +81,7 @@ def draw_proxy(
     return Drawn(name, figure, numbers, bands, caption=caption)
 
 
-def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Cell) -> str:
+def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Condition) -> str:
     """Over a panel: how many runs, and where reward and accuracy end."""
     reward, accuracy = (finals.interval(*place, metric).mean for metric in (OUTCOME, TRUTH))
     here = (curves["level"] == place[0]) & (curves["arm"] == place[1]) & (curves["metric"] == OUTCOME)

@@ -12,9 +12,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import FAINT, Look, looks
-from grpo_lab.analysis.figures.panels import Cell, draw_line, drawn_cells, level_label
+from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label
 from grpo_lab.analysis.figures.style import SMALL, Drawn, budget_label, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
 from grpo_lab.analysis.table_rows import groups_of
@@ -174,7 +175,7 @@ def _caption(data: SweepData, finals: FinalValues, curves: pd.DataFrame) -> str:
     })  # fmt: skip
 
 
-def _seeds(data: SweepData, places: Sequence[Cell]) -> str:
+def _seeds(data: SweepData, places: Sequence[Condition]) -> str:
     counts = {place: data.seeds_finished(*place) for place in places}
     if len(set(counts.values())) == 1:
         n = next(iter(counts.values()))

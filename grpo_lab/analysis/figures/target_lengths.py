@@ -16,9 +16,10 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.palette import BLACK, GREY, Entry, Look, looks
-from grpo_lab.analysis.figures.panels import Cell, draw_line, drawn_cells, level_label, seeds_text
+from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label, seeds_text
 from grpo_lab.analysis.figures.style import SMALL, Drawn, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
 from grpo_lab.analysis.table_rows import row_at
@@ -96,7 +97,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Mapping[str, Look]) -> None:
         axes.plot(before["x"], before["value"], "--", color=look[arm].colour, linewidth=1.1, alpha=0.8, label="step 0")
 
 
-def _over(data: SweepData, finals: FinalValues, slopes: pd.DataFrame, place: Cell) -> str:
+def _over(data: SweepData, finals: FinalValues, slopes: pd.DataFrame, place: Condition) -> str:
     """Over a level's panels: an arm's slope before training and at the end, and its seeds."""
     own = slopes[(slopes["level"] == place[0]) & (slopes["arm"] == place[1])].set_index("when")
     end = row_at(own, "end")
