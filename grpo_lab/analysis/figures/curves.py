@@ -14,7 +14,6 @@ from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, PURPLE, VERMILLION, Entry, Look
 from grpo_lab.analysis.figures.panels import (
     CROSS,
-    Cell,
     arm_panels,
     arm_rows,
     at_level,
@@ -24,6 +23,7 @@ from grpo_lab.analysis.figures.panels import (
 )
 from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval
 from grpo_lab.analysis.stats.mean_line import SMOOTHING
@@ -118,7 +118,7 @@ def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
     return Drawn(data.record.name, figure, numbers, bands, caption=_caption(data, finals, numbers))
 
 
-def _over(data: SweepData, finals: FinalValues) -> dict[Cell, str]:
+def _over(data: SweepData, finals: FinalValues) -> dict[Condition, str]:
     """What is written over a panel: the number of seeds, and the gap change."""
     curves = _curves(data, finals)
     seeds = curves[curves["reached"]].groupby(["level", "arm"])["seed"].nunique()
