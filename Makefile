@@ -8,7 +8,8 @@ NEWEST_VENV := .venv-newest
 NEWEST := torch transformers mlflow datasets pandas pyarrow peft hydra-core
 NOTEBOOK_STAMP := $(VENV)/.notebooks
 NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
-PYTEST := $(BIN)/python -m pytest -n auto
+# Tests start many processes: compiled modules are kept, also where the environment says not to.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 RUNS ?= runs
 PORT ?= 5000
 EXP ?= overlong_worlds

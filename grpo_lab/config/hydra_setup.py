@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -71,27 +72,10 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     for name in modules:
         import_plugin(name)
     # Options are found as subclasses, so the modules that define them must be imported.
-    for name in (
-        "engines.native",
-        "engines.vllm",
-        "engines.vllm_process",
-        "tasks.arithmetic",
-        "tasks.gpu_base",
-        "tasks.function_reward",
-        "tasks.gym",
-        "tasks.hub",
-        "tasks.math_answers",
-        "tasks.mixture",
-        "tasks.rubrics",
-        "tasks.smollm2",
-        "tasks.tables",
-        "tasks.templates",
-        "tasks.verifiers",
-        "tasks.warm_start",
-        "tasks.weighted",
-        "tracking.trackers",
-    ):
+    for name in ("engines.native", "engines.vllm", "engines.vllm_process", "tracking.trackers"):
         importlib.import_module(f"grpo_lab.{name}")
+    for module in iter_modules([str(Path(__file__).resolve().parent.parent / "tasks")]):
+        importlib.import_module(f"grpo_lab.tasks.{module.name}")
     importlib.import_module("grpo_lab.config.run_config").register()
     check_user_files(arguments, experiments_folder())
 

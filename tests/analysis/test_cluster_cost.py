@@ -156,6 +156,7 @@ def test_engines_served_one_by_one_wait_in_proportion() -> None:
     assert small().tolerated("7B", "one by one") <= small().tolerated("7B", "broadcast")
 
 
+@pytest.mark.extended
 def test_a_heading_says_what_in_flight_updates_leave_idle() -> None:
     row = small().row("7B", 32, IN_FLIGHT)
     heading = heading_of(draw_shares(small()))

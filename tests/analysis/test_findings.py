@@ -38,6 +38,7 @@ def ends(sweep: str, metric: str, level: str = "") -> pd.DataFrame:
     return own.groupby(["seed", "arm"])[metric].last().unstack()
 
 
+@pytest.mark.extended
 def test_fine_tuning_and_the_penalty_by_other_code(rows: dict[str, list[str]]) -> None:
     """Arm less control of each run, means over two seeds of a base model, Student's t over four base models."""
     cases = (

@@ -129,6 +129,7 @@ def test_one_trick_alone_and_inside_the_whole(printed: Callable[..., str], trick
     assert (" p < 0.001" in own or " p 0.0" in own) is found and own.split()[-1] == "4"  # pairs
 
 
+@pytest.mark.extended
 def test_one_trick_at_every_equal_budget_what_it_touched_and_what_seeds_would_find(printed: Callable[..., str]) -> None:
     said = printed("one_trick", TRICK="helps")
     effect = interval(line(said.split("Figure")[0], "downstream accuracy"))

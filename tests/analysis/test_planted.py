@@ -115,6 +115,7 @@ def test_the_words_of_the_verdict_follow(sweeps: list[SweepData]) -> None:
     assert "SYNTHETIC" in verdict_text(sweeps[0], final_values(sweeps[0]))
 
 
+@pytest.mark.extended
 def test_main_effects_and_interactions_of_a_factorial() -> None:
     planted = Planted(
         **SMALL | {"questions": 256},

@@ -367,6 +367,7 @@ print(data.source)
 """
 
 
+@pytest.mark.extended
 def test_a_figure_from_the_store_needs_neither_mlflow_nor_torch(mirrored: Path, tmp_path: Path) -> None:
     line = [sys.executable, "-c", WITHOUT, f"sqlite:///{mirrored}/mlflow.db", str(tmp_path / "figure.png")]
     done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

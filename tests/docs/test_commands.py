@@ -53,6 +53,7 @@ def ran(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, str, set[str]]
     return done.stdout, done.stderr, set(says.read_text().split())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words,expected",
     [

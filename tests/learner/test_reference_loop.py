@@ -240,7 +240,7 @@ def held(recording: Recording, against: str = "", bound: float = EXACT) -> None:
         assert gap(recording, elsewhere) > 100 * EXACT, f"{other} would have done the same"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recipe", tiered(RECIPES))
 def test_every_update_of_a_recipe_is_its_formula(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     with in_double_precision():

@@ -488,6 +488,7 @@ def test_what_waits_is_continued_before_anything_new_in_a_race_of_several_waves(
 FILTERS = sorted(path.stem for path in (conf_folder() / "group_filter").glob("*.yaml"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name,max_rows", [*((name, 512) for name in FILTERS), ("oversample_abort_partial", 24)])
 def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, name: str, max_rows: int) -> None:

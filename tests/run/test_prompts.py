@@ -224,6 +224,7 @@ def test_explain_shows_the_first_prompt_where_nothing_has_to_be_fetched(
     assert "the questions are not on this machine" in explained("task=gsm8k", "template=plain")
 
 
+@pytest.mark.few(1)
 @pytest.mark.few(3)
 @pytest.mark.parametrize("world", option_names("world"))
 def test_prompts_of_the_worlds_that_come_with_it_are_the_bare_texts(world: str) -> None:

@@ -281,6 +281,7 @@ def test_too_few_problems_and_what_cannot_be_asked_are_refused(make_run, overrid
         open_state(make_run(*SMALLER, *overrides), CPU)
 
 
+@pytest.mark.extended
 def test_a_budget_that_the_rates_alone_spend_is_no_finished_run(tmp_path: Path) -> None:
     words = [*SHORT, "pass_rate=open", *FEW, "budget=sampled_tokens", "budget.amount=500"]
     with pytest.raises(

@@ -184,6 +184,7 @@ def finished(folder: Path) -> list[str]:
     return sorted(path.parents[1].name for path in folder.glob("*/seed=*/DONE"))
 
 
+@pytest.mark.extended
 def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     experiment: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:

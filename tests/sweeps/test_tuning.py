@@ -390,6 +390,7 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
     assert [one.chosen.value for one in other.chosen()] == [0.0, 0.0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changes", "words", "said"),
     [

@@ -81,6 +81,7 @@ def test_a_chat_template_that_refuses_says_why() -> None:
         replace(chat, pattern="no question")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "begins", "ends"),
     [

@@ -154,6 +154,7 @@ def test_the_sweep_has_the_mean_of_every_arm_where_all_of_its_runs_are(
     assert experiment(client).tags["mlflow.experiment.primaryMetric.name"] in found.data.metrics
 
 
+@pytest.mark.extended
 def test_an_arm_with_a_run_that_has_not_begun_has_no_curve_and_no_parameters(
     runs: Path, client: MlflowClient, uri: str
 ) -> None:

@@ -516,6 +516,7 @@ def test_the_data_of_a_run_are_its_inputs_in_mlflow_however_often_it_is_sent(sto
     assert {one.tags[0].value for one in sent} == data.keys() and len(sent) == len(data)
 
 
+@pytest.mark.extended
 def test_a_new_store_receives_everything(store: Path, ready_store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     with RunLog(folder) as log:
