@@ -18,8 +18,8 @@ import pytest
 from processes import python_path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE",
-         "pyproject.toml")  # fmt: skip
+PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "CITATION.cff",
+         "LICENSE", "pyproject.toml")  # fmt: skip
 # What lists options or counts them; the extended test runs these files whole.
 LISTINGS = (
     "tests/docs/test_structure.py", "tests/docs/test_readme.py", "tests/config/test_config.py",
@@ -42,9 +42,9 @@ class Trick:
     test: str
 
 
-def of_the_readme() -> Trick:
-    """The one that README.md shows, word by word; its imports stand at the top of the axis's module already."""
-    text = (ROOT / "README.md").read_text()
+def of_the_guide() -> Trick:
+    """The one that CONTRIBUTING.md shows, word by word; its imports stand at the top of the axis's module already."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     code, test = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
     return Trick("group_median", code[code.index("@dataclass") :], yaml, test)
@@ -119,7 +119,7 @@ def there(folder: Path, *words: str, seconds: float = 280) -> subprocess.Complet
 
 @pytest.mark.extended
 def test_the_trick_of_the_readme_asks_for_no_other_edit(tmp_path: Path) -> None:
-    trick = of_the_readme()
+    trick = of_the_guide()
     copy_with(trick, tmp_path)
     said = there(tmp_path, "grpo_lab.cli", "explain", f"baseline={trick.option}").stdout
     assert "C = R - median_g(R)\n" in said
