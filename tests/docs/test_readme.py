@@ -97,6 +97,14 @@ def test_a_model_questions_and_a_reward_of_ones_own(tmp_path: Path, tiny_base: P
     assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == 1
 
 
+@pytest.mark.extended
+def test_the_calls_from_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    exec(code.replace('"world=tiny"', '"world=tiny", "budget.amount=2", "tracking=none"'), {})
+    assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == 5
+
+
 def test_a_command_prints_what_the_page_shows(tmp_path: Path) -> None:
     """But for the numbers, which depend on the processor."""
     (shown,) = blocks("console")
