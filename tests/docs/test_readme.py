@@ -216,10 +216,18 @@ def test_a_busy_reader_finishes_it() -> None:
     assert len(words) <= 900
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page in links."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), flags=re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        assert "://" in target or (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        place = path.parent / target if target else path
+        assert "://" in target or place.exists(), target
+        assert not anchor or "://" in target or anchor in anchors(place), f"{target}#{anchor}"
 
 
 def test_the_speed_tables_say_what_was_measured() -> None:
