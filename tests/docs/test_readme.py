@@ -10,9 +10,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from processes import python_path
 
 from grpo_lab.config.catalogue import (
@@ -31,7 +33,17 @@ README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 CODE_PAGE = (ROOT / "grpo_lab" / "README.md").read_text()
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "experiments/LOG.md", "tests/benchmarks/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "AGENTS.md",
+            "experiments/LOG.md",
+            "tests/benchmarks/README.md",
+        )
+    ),
     ROOT / "analysis" / "cluster_cost" / "README.md",
     *sorted(ROOT.glob("[a-z]*/README.md")),
     *sorted(ROOT.glob("experiments/*/**/README.md")),
@@ -237,6 +249,14 @@ def test_the_speed_tables_say_what_was_measured() -> None:
     for command, results in (("benchmarks/bench.py", on_cpu), ("gpu/run.py", on_card)):
         table = run([sys.executable, f"tests/{command}", "--table", f"tests/benchmarks/{results}"])
         assert table.stdout.strip() in text
+
+
+def test_version_and_licence_are_the_same_wherever_they_stand() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest == project["version"]
 
 
 def tracked() -> list[Path]:
