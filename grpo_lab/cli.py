@@ -1,4 +1,4 @@
-"""`grpo-lab`: the commands beside training."""
+"""`grpo-lab`: train, sweep, and all that reads, compares and explains runs."""
 
 # ruff: noqa: E402  an interrupt is one line from the first import on
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from grpo_lab.config.folders import data_of, declared, experiments_folder
 from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
@@ -617,10 +617,54 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts.set_defaults(run=read_rollouts)
 
 
+# The commands by what a user wants; `dev` stands before those of a maintainer.
+_GROUPS = {
+    "Train": ("train", "sweep", "status", "stop"),
+    "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
+    "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync"),
+    "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
+    "dev": ("base", "graders", "docs"),
+}
+
+
+def _grouped(commands: argparse._SubParsersAction) -> str:
+    """Every command with its help, by group. Raises KeyError for a command of no group."""
+    helps = {action.dest: action.help or "" for action in commands._choices_actions}
+    lines = []
+    for title, names in _GROUPS.items():
+        lines += ["", f"{title}:" if title != "dev" else "For maintainers, after dev, as in grpo-lab dev docs:"]
+        lines += [f"  {name:<11} {helps.pop(name)}" for name in names]
+    if helps:
+        raise KeyError(f"{', '.join(helps)}: in no group of commands")
+    return "\n".join(lines)
+
+
+def _start_training(words: Sequence[str]) -> NoReturn:
+    """Become `python -m grpo_lab.train` with these words; a sweep's first may be an experiment's name."""
+    command, rest = words[0], list(words[1:])
+    if command == "sweep":
+        if rest and rest[0].isidentifier():
+            rest[0] = f"+experiments={rest[0]}"
+        rest.insert(0, "-m")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "grpo_lab.train", *rest])
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Entry of the `grpo-lab` command; `words` instead of those of the command line."""
-    parser = argparse.ArgumentParser(prog="grpo-lab", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    words = list(sys.argv[1:] if words is None else words)
+    if words[:1] == ["dev"] and words[1:]:
+        words.pop(0)
+    if words[:1] in (["train"], ["sweep"]) and words[1:]:
+        _start_training(words)
+    parser = argparse.ArgumentParser(
+        prog="grpo-lab", usage="grpo-lab COMMAND ...", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="command", help=argparse.SUPPRESS, prog="grpo-lab")
+    train = commands.add_parser("train", help="one run of Hydra overrides, such as recipe=dr_grpo seed=1")
+    train.set_defaults(run=lambda _: _start_training(["train"]))
+    sweep = commands.add_parser("sweep", help="an experiment by name, or overrides with add=[...] or lists of values")
+    sweep.set_defaults(run=lambda _: _start_training(["sweep", "--help"]))
     base = commands.add_parser("base", help="find or build a base model")
     base.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums model.base=1")
     base.set_defaults(run=build_base)
@@ -712,6 +756,7 @@ def main(words: Sequence[str] | None = None) -> None:
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)
+    parser.description = f"{__doc__}\n{_grouped(commands)}"
     arguments = parser.parse_args(words)
     try:
         arguments.run(arguments)

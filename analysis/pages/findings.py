@@ -10,10 +10,11 @@ from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.config.design import SHARE, Direction
 from pages.saved_sweeps import SavedSweeps
 
-FINDINGS_HEAD = "| finding | claim in | effect [95% CI] | environment | verdict | runs |"
+FINDINGS_HEAD = "| finding | bears on | effect [95% CI] | environment | verdict on our prediction | runs |"
 HELDOUT = "eval/heldout/accuracy"
 
 
@@ -36,6 +37,12 @@ class Finding:
     measure: Callable[[SweepData, FinalValues], Measured]
 
 
+def _n(interval: Interval) -> str:
+    """The number of runs behind an interval, and of base models where these are fewer."""
+    fewer = 1 < interval.bases < interval.n
+    return f"; n = {interval.n}{f' on {interval.bases} base models' if fewer else ''}"
+
+
 def _word(judgement: Judgement) -> str:
     if judgement.prediction.direction is Direction.within and judgement.verdict == "not significant":
         return "equivalence not shown"
@@ -51,8 +58,9 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
     planned = len(data.design.bases)
     so_far = "" if fell.of == planned else f" (so far {fell.of} of {planned} base models)"
     effect = (
-        f"fell on {fell.number} of {fell.of} base models without, on {kept.number} of {kept.of} with the penalty: "
-        f"{truth.difference.text('+')} log-odds; training reward {reward.difference.text('+')}"
+        f"strict accuracy fell on {fell.number} of {fell.of} base models without the penalty, on {kept.number} of "
+        f"{kept.of} with it; the penalty adds {truth.difference.text('+')} log-odds of final accuracy, and "
+        f"{reward.difference.text('+')} of training reward ({_word(reward)})"
     )
     return Measured(effect, f"{_word(truth)}{so_far}")
 
@@ -72,12 +80,13 @@ def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
 
 def _tight_penalty(data: SweepData, finals: FinalValues) -> Measured:
     lost, seen = (finals.difference("tight", "soft_overlong", "score", one).text("+") for one in (DOWNSTREAM, HELDOUT))
-    return Measured(f"downstream {lost}, held-out {seen}", _word(judge(data, finals)[0]))
+    judged = judge(data, finals)[0]
+    return Measured(f"downstream {lost}, held-out {seen}{_n(judged.difference)}", _word(judged))
 
 
 def _masked_before(data: SweepData, finals: FinalValues) -> Measured:
     judged = judge(data, finals)[1]
-    return Measured(f"{judged.difference.text('+')} of responses", _word(judged))
+    return Measured(f"truncated share {judged.difference.text('+')}{_n(judged.difference)}", _word(judged))
 
 
 def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
@@ -86,28 +95,28 @@ def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
     ratio = [2**value for value in (slower.difference.mean, slower.difference.low, slower.difference.high)]
     effect = "{:.2f} [{:.2f}, {:.2f}] times the tokens to half of the gain".format(*ratio)
     words = sorted({_word(one) for one in (slower, lower)})
-    return Measured(f"{effect}; held-out {lower.difference.text('+')}", " and ".join(words))
+    return Measured(f"{effect}; held-out {lower.difference.text('+')}{_n(lower.difference)}", " and ".join(words))
 
 
 def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
     judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
                   and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
-    effect = f"downstream {judged.difference.text('+')}"
+    effect = f"downstream {judged.difference.text('+')}{_n(judged.difference)}"
     return Measured(effect, f"equivalent within {judged.margin:g}" if judged.verdict == "supported" else _word(judged))
 
 
 FINDINGS = (
     Finding(
-        "When the training grader can be gamed, strict accuracy collapses while training reward hides it; a soft "
-        "length penalty prevents most of the loss",
-        "[2203.02155](https://arxiv.org/abs/2203.02155)",
+        "When the training grader can be gamed, strict accuracy collapses; a soft length penalty prevents most of the "
+        "loss, while training reward differs little",
+        "[2503.14476](https://arxiv.org/abs/2503.14476)",
         "`guessable`, lenient grader",
         "same_reward",
         _same_reward,
     ),
     Finding(
-        "Recipes with higher training reward have lower entropy; they are also more accurate only where a lower "
-        "sampling temperature explains little of the reward gain",
+        "Recipes with higher training reward have lower entropy. Their accuracy follows in `search`, where lowering the "
+        "sampling temperature gives little of the reward gain, and not measurably in `sums`, where it gives most",
         "-",
         "`sums`, `search`",
         "sharpness",
@@ -129,14 +138,14 @@ FINDINGS = (
         _masked_before,
     ),
     Finding(
-        "Dynamic sampling takes twice the sampled tokens and ends lower",
+        "At equal sampled tokens, dynamic sampling learns half as fast and ends lower",
         "[2503.14476](https://arxiv.org/abs/2503.14476)",
         "`search`",
         "filter_speed",
         _dynamic_sampling,
     ),
     Finding(
-        "Fine-tuning on its own right answers before RL adds nothing",
+        "RL after fine-tuning on the base model's own right answers ends no higher than RL alone",
         "[2501.12948](https://arxiv.org/abs/2501.12948)",
         "`length`",
         "warm_start",

@@ -183,8 +183,8 @@ def ingredients_table() -> str:
     return "\n".join(lines)
 
 
-# README.md's sentence with the numbers of options, axes and papers; line breaks may fall between its words.
-_COUNTED = re.compile(r"\d+(\s+options\s+on\s+)\d+(\s+axes,\s+and\s+)\d+(\s+papers'\s+methods)")
+# README.md's sentence with the numbers of options, axes and recipes; line breaks may fall between its words.
+_COUNTED = re.compile(r"\d+(\s+options\s+on\s+)\d+(\s+axes,\s+and\s+)\d+(\s+recipes)")
 
 
 def documented() -> dict[Path, str]:
@@ -209,9 +209,7 @@ def _with_counts(path: Path) -> str:
     counts = sum(len(axis.options) for axis in found), len(found), len(recipe_overrides())
     text, places = _COUNTED.subn("{}\\g<1>{}\\g<2>{}\\g<3>".format(*counts), path.read_text())
     if not places:
-        raise ValueError(
-            f"{path} does not count what there is: write `1 options on 1 axes, and 1 papers' methods` into it"
-        )
+        raise ValueError(f"{path} does not count what there is: write `1 options on 1 axes, and 1 recipes` into it")
     return text
 
 

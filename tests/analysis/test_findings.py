@@ -66,7 +66,7 @@ def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -
             lambda run: run.rolling(3).mean().max() - run.iloc[-3:].mean()
         )
         fallen[arm] = f"{(drops > 0.1).sum()} of {len(drops)}"
-    said = f"on {fallen['plain']} base models without, on {fallen['soft_overlong']} with the penalty"
+    said = f"on {fallen['plain']} base models without the penalty, on {fallen['soft_overlong']} with it"
     assert said in rows["same_reward"][2]
 
 

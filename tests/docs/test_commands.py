@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from jaxtyping import TypeCheckError
 from omegaconf import OmegaConf
 
+from grpo_lab import cli
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.help import answer, help_text
 from grpo_lab.config.hydra_setup import compose_config
@@ -177,3 +180,45 @@ def test_shapes_are_checked_in_tests() -> None:
         tied(torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(TypeCheckError):
         to_groups([1.0], 1)
+
+
+def test_every_command_is_in_one_group_of_the_help(capsys: pytest.CaptureFixture) -> None:
+    for words in (["--help"], ["dev", "base", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(words)
+    said = capsys.readouterr().out
+    listed = re.findall(r"^  ([a-z-]+)  +\S", said, flags=re.M)
+    assert len(listed) == len(set(listed)) and {"train", "sweep", "figures", "docs"} <= set(listed)
+    assert "usage: grpo-lab base [-h]" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "world=tiny"], ["world=tiny"]),
+        (["train"], []),
+        (["sweep", "kl_penalty", "seed=1"], ["-m", "+experiments=kl_penalty", "seed=1"]),
+        (["sweep", "recipe=plain", "add=[kl=k3_loss]"], ["-m", "recipe=plain", "add=[kl=k3_loss]"]),
+    ],
+)
+def test_train_and_sweep_are_the_module_that_trains(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: started.append(argv))
+    with contextlib.suppress(SystemExit):
+        cli.main(words)
+    assert started[0] == [sys.executable, "-m", "grpo_lab.train", *expected]
+
+
+@pytest.mark.extended
+def test_a_sweep_by_its_name_is_the_declared_one(tmp_path: Path) -> None:
+    words = ["hydra.sweeper.dry_run=true", f"runs_dir={tmp_path}"]
+    by_name = subprocess.run(
+        [sys.executable, "-m", "grpo_lab.cli", "sweep", "overlong_worlds", *words], capture_output=True, text=True
+    )
+    declared = subprocess.run(
+        [sys.executable, "-m", "grpo_lab.train", "+experiments=overlong_worlds", *words], capture_output=True, text=True
+    )
+    assert by_name.returncode == declared.returncode == 0
+    assert by_name.stderr == declared.stderr and "80 runs" in by_name.stderr

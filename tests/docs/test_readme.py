@@ -163,7 +163,7 @@ def test_the_tables_and_numbers_of_tricks_are_what_make_docs_writes() -> None:
     pages = "\n".join(documented().values())
     assert all(table() in pages for table in (tricks_table, papers_table, recipes_table, ingredients_table))
     counted = sum(len(axis.options) for axis in axes())
-    counts = f"{counted} options on {len(axes())} axes, and {len(recipe_overrides())} papers' methods"
+    counts = f"{counted} options on {len(axes())} axes, and {len(recipe_overrides())} recipes"
     assert counts in " ".join(pages.split())
 
 
@@ -173,10 +173,10 @@ def test_tables_are_written_in_their_places_alone(tmp_path: Path, monkeypatch: p
     readme, page = tmp_path / "README.md", tmp_path / "conf" / "README.md"
     whole = page.read_text()
     page.write_text(re.sub(r"^\| (curriculum|80/20|dapo) \|.*\n", "", whole, flags=re.M))
-    readme.write_text("It has 1 options on 2\naxes, and 3 papers' methods, and 4 words.\n")
+    readme.write_text("It has 1 options on 2\naxes, and 3 recipes, and 4 words.\n")
     written = documented()
     assert written[page] == whole != page.read_text()
-    assert re.fullmatch(r"It has \d+ options on \d+\naxes, and \d+ papers' methods, and 4 words.\n", written[readme])
+    assert re.fullmatch(r"It has \d+ options on \d+\naxes, and \d+ recipes, and 4 words.\n", written[readme])
     page.write_text("no table\n")
     with pytest.raises(ValueError, match=r"has no table that begins with `\| axis \| what `: write this where"):
         documented()
