@@ -829,7 +829,9 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         cells = [one for one in whole.record.cells if one.seed in seeds]
         kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
         pilot = [{"level": "", "arm": "mask", "metric": f"active_fraction/{seeds[0]}"}]
-        return replace(whole, record=replace(whole.record, cells=cells, pilot=pilot), **kept)
+        declared = [{**one, "at": f"2026-01-0{1 + seeds[0]}T00:00:00Z"} for one in whole.record.declared]
+        record = replace(whole.record, cells=cells, pilot=pilot, declared=declared)
+        return replace(whole, record=record, **kept)
 
     for seeds in ((2,), (0, 1)):
         save_data(with_saved(part(seeds), tmp_path / "parts"), tmp_path / "parts")
@@ -841,6 +843,7 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         pd.testing.assert_frame_equal(one, other[one.columns])
     assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
     assert [one["metric"] for one in parts.record.pilot] == ["active_fraction/2", "active_fraction/0"]
+    assert [one["at"] for one in parts.record.declared] == ["2026-01-01T00:00:00Z"], "declared once, run in two places"
     # A run that both hold is the one that was run again; another declaration keeps nothing of before.
     again = part((0,))
     again = replace(again, points=again.points.assign(**{"reward/mean": 7.0}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,12 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
         "level", key=lambda level: level.map(order), kind="stable"
     )
     cells = {(cell.level, cell.arm, cell.seed): cell for cell in (*saved.record.cells, *data.record.cells)}
-    declared = {entry["at"]: entry for entry in (*saved.record.declared, *data.record.declared)}
     pilots = {(one["level"], one["arm"], one["metric"]): one for one in (*saved.record.pilot, *data.record.pilot)}
     tuning = {(one["level"], one["arm"]): one for one in (*saved.record.tuning, *data.record.tuning)}
     record = replace(
         data.record,
         cells=list(cells.values()),
-        declared=[declared[at] for at in sorted(declared)],
+        declared=_without_repeats([*saved.record.declared, *data.record.declared]),
         pilot=list(pilots.values()),
         tuning=list(tuning.values()),
     )
@@ -104,6 +104,12 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
         answers=joined(data.answers, saved.answers),
         settings={**saved.settings, **data.settings},
     )
+
+
+def _without_repeats(declared: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Declarations by time; one with the fingerprint of the one before is the same, made on another machine."""
+    ordered = sorted(declared, key=lambda entry: entry["at"])
+    return [next(same) for _, same in itertools.groupby(ordered, key=lambda entry: entry["fingerprint"])]
 
 
 def evaluations_alone(data: SweepData) -> SweepData:
