@@ -58,9 +58,8 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
     planned = len(data.design.bases)
     so_far = "" if fell.of == planned else f" (so far {fell.of} of {planned} base models)"
     effect = (
-        f"strict accuracy fell on {fell.number} of {fell.of} base models without the penalty, on {kept.number} of "
-        f"{kept.of} with it; the penalty adds {truth.difference.text('+')} log-odds of final accuracy, and "
-        f"{reward.difference.text('+')} of training reward ({_word(reward)})"
+        f"fell on {fell.number} of {fell.of} base models without the penalty, on {kept.number} of {kept.of} with it: "
+        f"{truth.difference.text('+')} log-odds; training reward {reward.difference.text('+')} ({_word(reward)})"
     )
     return Measured(effect, f"{_word(truth)}{so_far}")
 
@@ -115,8 +114,8 @@ FINDINGS = (
         _same_reward,
     ),
     Finding(
-        "Recipes with higher training reward have lower entropy. Their accuracy follows in `search`, where lowering the "
-        "sampling temperature gives little of the reward gain, and not measurably in `sums`, where it gives most",
+        "Recipes with higher training reward have lower entropy; accuracy follows in `search`, where lowering the "
+        "temperature gives little of the gain, and not measurably in `sums`, where it gives most",
         "-",
         "`sums`, `search`",
         "sharpness",
