@@ -194,7 +194,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> 
     finals = final_values(assemble(record, read_cells(Path("/"), cells, None), "run folders"))
     rows = []
     for arm in ordered[1:]:
-        for metric in (name for name in finals.values if "/" in name and not name.startswith("average/")):
+        for metric in (name for name in map(str, finals.values) if "/" in name and not name.startswith("average/")):
             found = finals.difference("", arm, control, metric)
             if found.n:
                 rows.append({"arm": arm, "metric": metric, "mean": found.mean, "low": found.low, "high": found.high})
