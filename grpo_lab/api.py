@@ -15,10 +15,12 @@ Overrides are those of the command line, as texts or by keyword. Runs go to `run
 from __future__ import annotations
 
 import builtins
+import dis
 import hashlib
 import inspect
 import json
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -26,9 +28,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.tracking.files import atomic_write
@@ -38,6 +43,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from grpo_lab.analysis.tables import Tables
+
+# How a sweep's command names it: at its start, or where nothing is left to run.
+_RECORDED = re.compile(r"(.+): (?:\d+ runs, \d+ finished before|all \d+ runs are finished)")
+
+_NO_EFFECTS = ("average/", "budget/")  # final values that no trick is judged by
 
 __all__ = ["Run", "compare", "load", "load_sweep", "sweep", "train"]
 
@@ -107,54 +117,67 @@ class Run:
 def train(*overrides: str, reward: Callable[..., float] | str | None = None, **values: Any) -> Run:
     """Train a run in this process and return it; the same call again resumes it, or returns it once it is finished.
 
-    `values` are overrides too: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` is a function of any of
-    `prompt`, `response`, `answer`, `finished` and columns, by name, or `FILE:NAME`; it becomes `reward=function`.
-    Raises ValueError for bad input, before a model is loaded.
+    `values` are overrides too, as Python objects: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` is a
+    function of any of `prompt`, `response`, `answer`, `finished` and columns, by name, or `FILE:NAME`, and becomes
+    `reward=function`; another text is an option, such as "strict". A run that stops since its loss is not finite, or
+    since nothing is left to train on, is returned with the status `failed` and a message. Raises ValueError for bad
+    input, before a model is loaded.
     """
     from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_name import run_name
 
     words = _words(overrides, values)
-    if sweeping := [word for word in words if word.partition("=")[0] in ("add", "leave_one_out", "+experiments")]:
-        raise ValueError(f"{sweeping[0]} makes several runs: call api.sweep")
+    if several := [word for word in words if _makes_several(word)]:
+        raise ValueError(f"{several[0]} makes several runs: call api.sweep")
     words += _of_reward(reward, words)
     config, choices = compose_with_choices(words)
     name = run_name(choices.get("recipe", "plain"), words)
     from grpo_lab.loop import start  # after Hydra is set up, which also quiets the libraries that this loads
+    from grpo_lab.tasks.function_reward import pool_of
+    from grpo_lab.types import Exhausted
 
-    return Run(start(config, name, choices, ["grpo_lab.api.train", *words]))
+    pool_of.cache_clear()  # a function that was edited since the last call is loaded again
+    try:
+        return Run(start(config, name, choices, ["grpo_lab.api.train", *words]))
+    except (FloatingPointError, Exhausted) as error:
+        folder = Path(config.runs_dir).expanduser().absolute() / name / f"seed={config.seed}"
+        if not (folder / "run.json").exists():
+            raise
+        say(f"the run failed: {error}", error=True)
+        return Run(folder)
 
 
 def sweep(
     *overrides: str,
     experiment: str | None = None,
-    add: Sequence[str] = (),
-    leave_one_out: Sequence[str] = (),
+    add: Sequence[str | Sequence[str]] = (),
+    leave_one_out: Sequence[str | Sequence[str]] = (),
     reward: Callable[..., float] | str | None = None,
     **values: Any,
 ) -> Tables:
-    """Run a sweep in processes of its own, and return its tables: runs, curves, means, effects, verdict.
+    """Run a sweep in processes of its own, and return the tables of its runs: runs, curves, means, effects, verdict.
 
-    Either a declared `experiment`, or `add` or `leave_one_out`: a list of overrides, each an arm. Lists in `values`,
-    such as `seed=[0, 1]`, are swept over. The same call again runs what is missing. Raises ValueError with the sweep's
-    message where it is refused or a run failed.
+    Either a declared `experiment`, or `add` or `leave_one_out`: a list of overrides, each an arm; a list within it is
+    one arm. Lists in `values`, such as `seed=[0, 1]`, are swept over. The same call again runs what is missing. Raises
+    ValueError with the sweep's message where it is refused or a run failed.
     """
-    from grpo_lab.config.hydra_setup import bootstrap
-    from grpo_lab.tracking.sweep_record import FILE
+    from grpo_lab.analysis.final_values import final_values
+    from grpo_lab.analysis.sources.run_folders import load_sweep as read
+    from grpo_lab.analysis.tables import Tables
 
-    bootstrap()
     words = _words(overrides, values, swept=True)
     words += [f"+experiments={experiment}"] if experiment else []
     for key, additions in (("add", add), ("leave_one_out", leave_one_out)):
-        words += [f"{key}=[{','.join(additions)}]"] if additions else []
+        arms = [additions] if isinstance(additions, str) else additions
+        listed = ",".join(arm if isinstance(arm, str) else f"[{','.join(arm)}]" for arm in arms)
+        words += [f"{key}=[{listed}]"] if listed else []
     words += _of_reward(reward, words)
-    runs_dir = next((word.partition("=")[2] for word in words if word.startswith("runs_dir=")), "runs")
-    sweeps = Path(runs_dir).expanduser() / "sweeps"
-    before = {path: path.stat().st_mtime_ns for path in sweeps.glob(f"*/{FILE}")}
-    _printing([sys.executable, "-m", "grpo_lab.train", "-m", *words])
-    written = [path for path in sweeps.glob(f"*/{FILE}") if before.get(path) != path.stat().st_mtime_ns]
-    newest = max(written, key=lambda path: path.stat().st_mtime_ns)
-    return load_sweep(newest.parent.name, runs_dir)
+    lines = _printing([sys.executable, "-m", "grpo_lab.train", "-m", *words])
+    names = [found[1] for line in lines if (found := _RECORDED.fullmatch(line))]
+    if not names:
+        raise ValueError("this command started no sweep, as a dry run does not, so it has no tables")
+    data = read(_runs_dir(words), names[-1])
+    return Tables(data, final_values(data))
 
 
 def load(folder: str | Path) -> Run:
@@ -166,15 +189,16 @@ def load_sweep(name: str, runs_dir: str | Path = "runs") -> Tables:
     """The tables of a sweep, from its runs or, where they hold more, from the saved data of an experiment."""
     from grpo_lab.analysis.tables import load as load_tables
 
-    return load_tables(name, str(runs_dir))
+    return load_tables(name, str(Path(runs_dir).expanduser()) if "://" not in str(runs_dir) else str(runs_dir))
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> pd.DataFrame:
     """What every arm adds to `control`: a row per arm and metric with mean, low, high, n and not_reported.
 
     `runs` are arms by name, or a list in which runs of one name are an arm. Differences are of final values at the
-    smallest common budget, paired by seed over n pairs, with 95% CIs; `not_reported` says why there is no interval.
-    Raises ValueError for a control that is no arm, and for two runs of an arm with one seed.
+    smallest final number of sampled tokens, paired by seed over n pairs, with 95% CIs; `not_reported` says why there is
+    no interval. Runs that are not finished do not count. Raises ValueError for a control that is no arm, two runs of
+    an arm with one seed, an arm without a finished run or a seed of the control, and runs evaluated differently.
     """
     import pandas as pd
 
@@ -187,19 +211,35 @@ def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> 
     if control not in arms:
         raise ValueError(f"control must be one of the arms, got {control!r}: there are {', '.join(map(repr, arms))}")
     ordered = [control, *(arm for arm in arms if arm != control)]
-    cells = [CellRecord(arm, "", int(run.config.seed), str(run.folder)) for arm in ordered for run in arms[arm]]
+    cells = [CellRecord(arm, "", int(run.record["seed"]), str(run.folder)) for arm in ordered for run in arms[arm]]
     if len({(cell.arm, cell.seed) for cell in cells}) < len(cells):
         raise ValueError("an arm has two runs with one seed: give the arms names, as {name: runs}")
     record = SweepRecord("comparison", "", None, (), (), None, None, cells)
-    finals = final_values(assemble(record, read_cells(Path("/"), cells, None), "run folders"))
+    data = assemble(record, read_cells(Path("/"), cells, None), "run folders")
+    _require_comparable(data.finished, ordered, {arm: [run.status for run in arms[arm]] for arm in ordered})
+    finals = final_values(data)
     rows = []
     for arm in ordered[1:]:
-        for metric in (name for name in map(str, finals.values) if "/" in name and not name.startswith("average/")):
+        for metric in (name for name in map(str, finals.values) if "/" in name and not name.startswith(_NO_EFFECTS)):
             found = finals.difference("", arm, control, metric)
             if found.n:
-                rows.append({"arm": arm, "metric": metric, "mean": found.mean, "low": found.low, "high": found.high})
-                rows[-1] |= {"n": found.n, "not_reported": found.why}
-    return pd.DataFrame(rows)
+                rows.append([arm, metric, found.mean, found.low, found.high, found.n, found.why])
+    return pd.DataFrame(rows, columns=["arm", "metric", "mean", "low", "high", "n", "not_reported"])
+
+
+def _require_comparable(finished: pd.DataFrame, arms: Sequence[str], statuses: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError where an arm shares no finished seed with the control, or runs were evaluated differently."""
+    seeds = {arm: set(finished.loc[finished["arm"] == arm, "seed"]) for arm in arms}
+    for arm in arms:
+        if not seeds[arm] & seeds[arms[0]]:
+            raise ValueError(
+                f"{arm} and the control {arms[0]} have no finished runs of one seed: {arm} has runs that are "
+                f"{', '.join(statuses[arm]) or 'none'}, the control {', '.join(statuses[arms[0]]) or 'none'}"
+            )
+    for column, what in (("protocol", "other questions or graders"), ("base", "another base model")):
+        by_seed = finished.groupby("seed")[column].nunique() if column == "base" else finished[[column]].nunique()
+        if (by_seed > 1).any():
+            raise ValueError(f"some runs were evaluated with {what} than others: compare runs of one environment")
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -209,68 +249,137 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return arms
 
 
+def _makes_several(word: str) -> bool:
+    """True for an override that only a sweep can have."""
+    if word.partition("=")[0].lstrip("+") in ("add", "leave_one_out", "experiments"):
+        return True
+    try:
+        return OverridesParser.create().parse_override(word).is_sweep_override()
+    except HydraException:  # composing says what is wrong with it
+        return False
+
+
 def _words(overrides: Sequence[str], values: Mapping[str, Any], swept: bool = False) -> list[str]:
     """Overrides as the command line has them; a list of `swept` values is swept over."""
-    return [*overrides, *(f"{key}={_value(value, swept)}" for key, value in values.items())]
+    words = list(overrides)
+    for key, value in values.items():
+        several = swept and isinstance(value, (list, tuple))
+        if several and not value:
+            raise ValueError(f"{key} is an empty list: give the values to sweep over")
+        words.append(f"{key}={','.join(map(_value, value)) if several else _value(value)}")
+    return words
 
 
-def _value(value: Any, swept: bool = False) -> str:
+def _value(value: Any) -> str:
+    """A Python object as Hydra reads it: a text stays a text, whatever it looks like."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, (list, tuple)):
-        inner = ",".join(map(_value, value))
-        return inner if swept else f"[{inner}]"
+        return f"[{','.join(map(_value, value))}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_value(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, (str, Path)) and not re.fullmatch(r"[\w./:@+*-]+|[\[{'\"].*", str(value)):
-        return QuotedString(str(value), Quote.single).with_quotes()
-    return str(value)
+    text = str(value)
+    if not isinstance(value, (str, Path)):
+        return text
+    try:
+        if OverridesParser.create().parse_override(f"key={text}").value() == text:
+            return text
+    except HydraException:
+        pass
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def _runs_dir(words: Sequence[str]) -> Path:
+    """Where the run or sweep of these overrides goes."""
+    from grpo_lab.config.hydra_setup import compose_config
+
+    own = [word for word in words if word.startswith("runs_dir=")]
+    return Path(compose_config(own)["runs_dir"]).expanduser().absolute()
 
 
 def _of_reward(reward: Callable[..., float] | str | None, words: Sequence[str]) -> list[str]:
     """The overrides that make it the reward."""
     if reward is None:
         return []
-    runs_dir = next((word.partition("=")[2] for word in words if word.startswith("runs_dir=")), "runs")
-    place = reward if isinstance(reward, str) else _saved(reward, Path(runs_dir).expanduser().absolute() / "rewards")
-    return ["reward=function", f'reward.path="{place}"']
+    if isinstance(reward, str) and ":" not in reward:
+        return [f"reward={reward}"]
+    place = reward if isinstance(reward, str) else _place_of(reward, words)
+    return ["reward=function", f"reward.path={_value(place)}"]
 
 
-def _saved(reward: Callable[..., float], folder: Path) -> str:
-    """`FILE:NAME` of the function: its own file where that can be imported, else one with its source in `folder`.
+def _place_of(reward: Callable[..., float], words: Sequence[str]) -> str:
+    """`FILE:NAME` or `package.module:NAME` of the function: its module where it can be imported, else a saved file.
 
-    The file's name holds a hash of the source, so that a run is resumed with the function it began with.
+    Raises ValueError with a remedy for what cannot be found by a name.
     """
     name = getattr(reward, "__qualname__", repr(reward))
     remedy = "write it to a file and pass reward='my_rewards.py:NAME'"
     if not inspect.isfunction(reward) or not name.isidentifier():
         raise ValueError(f"reward must be a function defined with def at the top level, got {name}: {remedy}")
-    if reward.__module__ != "__main__" and (file := inspect.getsourcefile(reward)):
-        return f"{Path(file).absolute()}:{name}"
-    used = inspect.getclosurevars(reward)
-    if outside := [one for one in (*used.globals, *used.nonlocals) if not hasattr(builtins, one)]:
-        raise ValueError(
-            f"{name} uses {', '.join(sorted(outside))}, defined outside of it: import or define that within it, or "
-            f"{remedy}"
-        )
+    if reward.__module__ == "__main__":
+        return f"{_saved(reward, name, _runs_dir(words) / 'rewards', remedy)}:{name}"
+    module = sys.modules[reward.__module__]
+    if getattr(module, name, None) is not reward:
+        raise ValueError(f"{reward.__module__} has no {name} that is this function, as after a decorator: {remedy}")
+    if module.__package__:
+        return f"{module.__name__}:{name}"
+    return f"{Path(str(module.__file__)).absolute()}:{name}"
+
+
+def _saved(reward: Callable[..., float], name: str, folder: Path, remedy: str) -> Path:
+    """A file in `folder` with the source of a function of a notebook or script.
+
+    Its name holds a hash of the source, so that a run is resumed with the function it began with.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(reward))
     except (OSError, TypeError) as error:
         raise ValueError(f"the source of {name} cannot be read ({error}): {remedy}") from error
+    if outside := sorted(_names_outside(source) - {name}):
+        raise ValueError(
+            f"{name} uses {', '.join(outside)}, defined outside of it: import or define that within it, or {remedy}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py"
     if not path.exists():
         atomic_write(path, source)
-    return f"{path}:{name}"
+    return path
 
 
-def _printing(command: Sequence[str]) -> None:
-    """Run a command and print its lines as they come, in a notebook too. Raises ValueError where it fails."""
+def _names_outside(source: str) -> set[str]:
+    """Names that the code reads from its module and that are no builtins, in every function within it."""
+    names: set[str] = set()
+    codes = [compile(source, "reward", "exec", dont_inherit=True)]
+    while codes:
+        code = codes.pop()
+        read = (one for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        names |= {str(one.argval) for one in read}
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    return names - set(vars(builtins))
+
+
+def _printing(command: Sequence[str]) -> list[str]:
+    """Run a command, print its lines as they come, in a notebook too, and return them.
+
+    An interrupt goes to the command, which saves what it does. Raises ValueError with its error where it fails.
+    """
     lines: list[str] = []
+    interrupted = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            say(lines[-1])
+        while True:
+            try:
+                if not (line := process.stdout.readline()):
+                    break
+                lines.append(line.rstrip())
+                say(lines[-1])
+            except KeyboardInterrupt:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+        process.wait()
+    if interrupted:
+        raise KeyboardInterrupt
     if process.returncode:
-        raise ValueError(next((line for line in reversed(lines) if line), f"the sweep ended with {process.returncode}"))
+        first = max((place for place, line in enumerate(lines) if line.startswith("error:")), default=len(lines) - 1)
+        raise ValueError("\n".join(lines[first:]).removeprefix("error: ") or f"exit code {process.returncode}")
+    return lines

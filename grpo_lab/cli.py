@@ -643,7 +643,7 @@ def _start_training(words: Sequence[str]) -> NoReturn:
     """Become `python -m grpo_lab.train` with these words; a sweep's first may be an experiment's name."""
     command, rest = words[0], list(words[1:])
     if command == "sweep":
-        if rest and rest[0].isidentifier():
+        if rest and "=" not in rest[0] and rest[0][0] not in "-+~":
             rest[0] = f"+experiments={rest[0]}"
         rest.insert(0, "-m")
     sys.stdout.flush()
@@ -653,8 +653,8 @@ def _start_training(words: Sequence[str]) -> NoReturn:
 def main(words: Sequence[str] | None = None) -> None:
     """Entry of the `grpo-lab` command; `words` instead of those of the command line."""
     words = list(sys.argv[1:] if words is None else words)
-    if words[:1] == ["dev"] and words[1:]:
-        words.pop(0)
+    if words[:1] == ["dev"]:
+        words = words[1:] or ["--help"]
     if words[:1] in (["train"], ["sweep"]) and words[1:]:
         _start_training(words)
     parser = argparse.ArgumentParser(

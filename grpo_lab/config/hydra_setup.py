@@ -75,7 +75,8 @@ def bootstrap(arguments: Sequence[str] = ()) -> None:
     for name in ("engines.native", "engines.vllm", "engines.vllm_process", "tracking.trackers"):
         importlib.import_module(f"grpo_lab.{name}")
     for module in iter_modules([str(Path(__file__).resolve().parent.parent / "tasks")]):
-        importlib.import_module(f"grpo_lab.tasks.{module.name}")
+        if not module.name.endswith("_worker"):  # these are started as programs of their own
+            importlib.import_module(f"grpo_lab.tasks.{module.name}")
     importlib.import_module("grpo_lab.config.run_config").register()
     check_user_files(arguments, experiments_folder())
 

@@ -198,6 +198,7 @@ def test_every_command_is_in_one_group_of_the_help(capsys: pytest.CaptureFixture
         (["train", "world=tiny"], ["world=tiny"]),
         (["train"], []),
         (["sweep", "kl_penalty", "seed=1"], ["-m", "+experiments=kl_penalty", "seed=1"]),
+        (["sweep", "my-exp/a"], ["-m", "+experiments=my-exp/a"]),
         (["sweep", "recipe=plain", "add=[kl=k3_loss]"], ["-m", "recipe=plain", "add=[kl=k3_loss]"]),
     ],
 )

@@ -38,7 +38,7 @@ def keeps(monkeypatch: pytest.MonkeyPatch, from_version: int, *kept: str) -> Non
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("updates", [pytest.param("four", marks=pytest.mark.extended), "one"])
+@pytest.mark.parametrize("updates", ["four", "one"])
 def test_a_sampler_that_keeps_old_weights_stops_the_run(tmp_path: Path, tiny_base: Path, monkeypatch, updates) -> None:
     """With one update nothing recomputes log-probs; what the update itself reads is compared then."""
     quick = [f"updates={updates}", "budget.amount=3", "checkpoint_every=1", "optimizer.learning_rate=3e-3"]

@@ -260,7 +260,6 @@ def test_a_task_without_its_data_or_with_a_metric_that_is_no_share_is_refused(pl
 
 
 @pytest.mark.extended
-@pytest.mark.few(1)
 @pytest.mark.parametrize("harness,package", [("lm_eval", "lm-eval"), ("inspect", "inspect-ai")])
 def test_a_python_without_the_harness_is_refused_with_what_to_install(
     place: Place, tmp_path: Path, harness: str, package: str

@@ -489,7 +489,6 @@ FILTERS = sorted(path.stem for path in (conf_folder() / "group_filter").glob("*.
 
 
 @pytest.mark.few(1)
-@pytest.mark.few(3)
 @pytest.mark.parametrize("name,max_rows", [*((name, 512) for name in FILTERS), ("oversample_abort_partial", 24)])
 def test_every_token_is_trained_discarded_or_waits(tmp_path: Path, monkeypatch, name: str, max_rows: int) -> None:
     """What the engine drew, counted at the engine: prompts once a group, and every token at one place."""

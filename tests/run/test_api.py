@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from processes import python_path
 from short_runs import SMALL
 
 import grpo_lab.api
 from grpo_lab import api
 from grpo_lab.api import Run
+from grpo_lab.seeding import uniform
 
 OUTSIDE = 2
 WORDS = ["world=tiny", "tracking=none", "rollouts_every=1", *SMALL]
@@ -67,8 +70,12 @@ def test_a_sweep_prints_its_progress_and_gives_its_tables(tmp_path: Path, capfd:
     assert "4 of 4 done" in capfd.readouterr().out
     assert len(tables.runs) == 4 and {"plain", "truncation=mask_after"} <= set(tables.runs["arm"])
     assert "eval/heldout/accuracy" in set(tables.effects["metric"])
+    again = api.sweep(*WORDS, "budget.amount=2", add="truncation=mask_after", seed=[0, 1], runs_dir=tmp_path)
+    assert again.effects.equals(tables.effects) and "all 4 runs are finished" in capfd.readouterr().out
     with pytest.raises(ValueError, match="there is no key 'nothing'"):
         api.sweep(*WORDS, add=["nothing=1"], runs_dir=tmp_path)
+    with pytest.raises(ValueError, match="started no sweep, as a dry run does not"):
+        api.sweep(*WORDS, "hydra.sweeper.dry_run=true", add=["kl=k3_loss"], runs_dir=tmp_path)
 
 
 def test_a_function_of_a_module_is_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +113,11 @@ def test_the_source_of_a_function_of_a_script_or_notebook_is_kept(tmp_path: Path
     ("call", "message"),
     [
         (lambda: api.train("add=[kl=k3_loss]"), "makes several runs: call api.sweep"),
+        (lambda: api.train("++experiments=kl_penalty"), "makes several runs: call api.sweep"),
+        (lambda: api.train("seed=0,1"), "seed=0,1 makes several runs: call api.sweep"),
+        (lambda: api.sweep("world=tiny", seed=[]), "seed is an empty list"),
         (lambda: api.train(reward=lambda response: 1.0), "must be a function defined with def at the top level"),
-        (lambda: api.train("world=tiny", "surrogate=none_such"), "none_such"),
+        (lambda: api.train("world=tiny", reward="none_such"), "none_such"),
         (lambda: api.load("/no/where"), "is no run folder: it has no run.json"),
         (lambda: api.compare({}, control="plain"), "control must be one of the arms, got 'plain'"),
     ],
@@ -117,7 +127,28 @@ def test_what_is_refused(call: Callable[[], object], message: str) -> None:
         call()
 
 
-def test_a_notebooks_function_that_needs_what_is_outside_is_refused(
+IMPORTS_WITHIN = """
+def score(response, answer):
+    import re
+    parts = re.split(" ", response)
+    return float(any(one == answer for one in parts)) or score(parts[1:], answer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "outside"),
+    [
+        (IMPORTS_WITHIN, {"score"}),
+        ("def score(response):\n    return len(response) < LIMIT", {"LIMIT"}),
+        ("def score(response, most=LIMIT):\n    return max(response.count(one) for one in SIGNS)", {"LIMIT", "SIGNS"}),
+        ("@traced\ndef score(response: Text) -> float:\n    return 1.0", {"traced", "Text"}),
+    ],
+)
+def test_names_that_a_saved_function_would_lack(source: str, outside: set[str]) -> None:
+    assert grpo_lab.api._names_outside(source) == outside
+
+
+def test_a_function_of_a_notebook_that_needs_what_is_outside_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brief, "__module__", "__main__")
@@ -125,15 +156,45 @@ def test_a_notebooks_function_that_needs_what_is_outside_is_refused(
         api.train("world=tiny", reward=brief, runs_dir=tmp_path)
 
 
+def test_a_function_that_its_module_has_under_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no brief that is this function"):
+        api.train("world=tiny", reward=functools.wraps(brief)(lambda response: 1.0), runs_dir=tmp_path)
+
+
+def test_a_function_of_a_package_is_found_by_its_module() -> None:
+    assert grpo_lab.api._place_of(uniform, []) == "grpo_lab.seeding:uniform"
+
+
 def test_two_runs_of_an_arm_with_one_seed_are_refused(runs: dict[str, list[Run]]) -> None:
     with pytest.raises(ValueError, match="an arm has two runs with one seed"):
         api.compare({"plain": [runs["plain"][0]] * 2}, control="plain")
 
 
+def test_arms_without_a_seed_in_common_are_refused(runs: dict[str, list[Run]]) -> None:
+    with pytest.raises(ValueError, match="have no finished runs of one seed: masked has runs that are done"):
+        api.compare({"plain": runs["plain"][:1], "masked": runs["masked"][1:]}, control="plain")
+
+
+def test_runs_that_were_evaluated_differently_are_refused(runs: dict[str, list[Run]]) -> None:
+    folder = runs["plain"][0].folder.parents[1]
+    other = api.train(*WORDS, "template=mismatched", seed=0, **{"budget.amount": 1, "runs_dir": folder})
+    with pytest.raises(ValueError, match="evaluated with other questions or graders than others"):
+        api.compare({"plain": runs["plain"], "other": [other]}, control="plain")
+
+
 @pytest.mark.parametrize(
-    ("value", "word"),
-    [(True, "true"), (None, "null"), (1e-4, "0.0001"), ([1, 2], "[1,2]"), ({"a": 1}, "{a:1}"), ("a b", "'a b'"),
-     (Path("/x/y=1"), "'/x/y=1'"), ("[surrogate=ppo]", "[surrogate=ppo]"), ("dr_grpo", "dr_grpo")],
+    ("value", "read"),
+    [(True, True), (None, None), (1e-4, 1e-4), ([1, "a b"], [1, "a b"]), ({"a": 1}, {"a": 1}), ("a b", "a b"),
+     (Path("/x/y=1,z"), "/x/y=1,z"), ("/home/j\u00fcrgen", "/home/j\u00fcrgen"), ("dr_grpo", "dr_grpo"),
+     ("null", "null"), ("{question}\nAnswer:", "{question}\nAnswer:"), ("[INST] it's", "[INST] it's"),
+     ("1e3", "1e3"), ("0,1", "0,1")],
 )  # fmt: skip
-def test_values_are_written_as_on_the_command_line(value: object, word: str) -> None:
-    assert grpo_lab.api._value(value) == word
+def test_hydra_reads_a_value_as_the_same_object(value: object, read: object) -> None:
+    parsed = OverridesParser.create().parse_override(f"key={grpo_lab.api._value(value)}").value()
+    assert parsed == read and type(parsed) is type(read)
+
+
+def test_runs_go_where_the_last_word_or_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_LAB_RUNS", str(tmp_path / "env"))
+    assert grpo_lab.api._runs_dir(["world=tiny"]) == tmp_path / "env"
+    assert grpo_lab.api._runs_dir(["runs_dir=one", f"runs_dir='{tmp_path}/a b'"]) == tmp_path / "a b"

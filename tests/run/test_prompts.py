@@ -225,7 +225,6 @@ def test_explain_shows_the_first_prompt_where_nothing_has_to_be_fetched(
 
 
 @pytest.mark.few(1)
-@pytest.mark.few(3)
 @pytest.mark.parametrize("world", option_names("world"))
 def test_prompts_of_the_worlds_that_come_with_it_are_the_bare_texts(world: str) -> None:
     """What was recorded was made without BOS."""
