@@ -63,7 +63,8 @@ def draw_proxy(
     curves = curves[curves["arm"].isin(arms or data.arms)]
     numbers, places = _numbers(curves, finals), drawn_cells(data, curves)
     label, formatter = budget_label(finals.axis, finals.budget)
-    bands = "thin: single runs; bold: mean over base models"
+    several = len(set(finals.bases.values())) > 1
+    bands = f"thin: single runs; bold: mean over {'base models' if several else 'seeds'}"
     entries = [look.entry(words) for look, words in SERIES.values()]
     with drawing(name, heading, 1.6 + 2.4 * len(arm_rows(data, places)), bands, entries) as figure:
         over = {place: _over(data, finals, curves, place) for place in places}
