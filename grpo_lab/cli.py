@@ -643,9 +643,8 @@ def _start_training(words: Sequence[str]) -> NoReturn:
     """Become `python -m grpo_lab.train` with these words; a sweep's first may be an experiment's name."""
     command, rest = words[0], list(words[1:])
     if command == "sweep":
-        if rest and "=" not in rest[0] and rest[0][0] not in "-+~":
-            rest[0] = f"+experiments={rest[0]}"
-        rest.insert(0, "-m")
+        named = rest and "=" not in rest[0] and rest[0][0] not in "-+~"
+        rest = ["-m", *([f"+experiments={rest[0]}", *rest[1:]] if named else rest)] if rest else ["--help"]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "grpo_lab.train", *rest])
 
@@ -655,16 +654,14 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] == ["dev"]:
         words = words[1:] or ["--help"]
-    if words[:1] in (["train"], ["sweep"]) and words[1:]:
+    if words[:1] in (["train"], ["sweep"]):
         _start_training(words)
     parser = argparse.ArgumentParser(
         prog="grpo-lab", usage="grpo-lab COMMAND ...", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="command", help=argparse.SUPPRESS, prog="grpo-lab")
-    train = commands.add_parser("train", help="one run of Hydra overrides, such as recipe=dr_grpo seed=1")
-    train.set_defaults(run=lambda _: _start_training(["train"]))
-    sweep = commands.add_parser("sweep", help="an experiment by name, or overrides with add=[...] or lists of values")
-    sweep.set_defaults(run=lambda _: _start_training(["sweep", "--help"]))
+    commands.add_parser("train", help="one run of Hydra overrides, such as recipe=dr_grpo seed=1")
+    commands.add_parser("sweep", help="an experiment by name, or overrides with add=[...] or lists of values")
     base = commands.add_parser("base", help="find or build a base model")
     base.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums model.base=1")
     base.set_defaults(run=build_base)

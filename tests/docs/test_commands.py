@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -197,6 +196,7 @@ def test_every_command_is_in_one_group_of_the_help(capsys: pytest.CaptureFixture
     [
         (["train", "world=tiny"], ["world=tiny"]),
         (["train"], []),
+        (["sweep"], ["--help"]),
         (["sweep", "kl_penalty", "seed=1"], ["-m", "+experiments=kl_penalty", "seed=1"]),
         (["sweep", "my-exp/a"], ["-m", "+experiments=my-exp/a"]),
         (["sweep", "recipe=plain", "add=[kl=k3_loss]"], ["-m", "recipe=plain", "add=[kl=k3_loss]"]),
@@ -206,8 +206,13 @@ def test_train_and_sweep_are_the_module_that_trains(
     monkeypatch: pytest.MonkeyPatch, words: list[str], expected: list[str]
 ) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda program, argv: started.append(argv))
-    with contextlib.suppress(SystemExit):
+
+    def execv(program: str, argv: list[str]) -> None:
+        started.append(argv)
+        sys.exit()
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(SystemExit):
         cli.main(words)
     assert started[0] == [sys.executable, "-m", "grpo_lab.train", *expected]
 
