@@ -8,7 +8,7 @@
     api.compare({"plain": plain, "clip-higher": higher}, control="plain")
     api.sweep("recipe=plain", "world=tiny", seed=[0, 1], add=["surrogate=ppo_higher", "kl=k3_loss"]).effects
 
-Overrides are those of the command line, as texts or by keyword. Runs go to `runs` in the working folder unless
+Overrides are those of the command line, as strings or by keyword. Runs go to `runs` in the working folder unless
 `runs_dir` says otherwise. Bad input raises ValueError with a remedy.
 """
 
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +120,7 @@ def train(*overrides: str, reward: Callable[..., float] | str | None = None, **v
 
     `values` are overrides too, as Python objects: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` is a
     function of any of `prompt`, `response`, `answer`, `finished` and columns, by name, or `FILE:NAME`, and becomes
-    `reward=function`; another text is an option, such as "strict". A run that stops since its loss is not finite, or
+    `reward=function`; any other string is an option, such as "strict". A run that stops since its loss is not finite, or
     since nothing is left to train on, is returned with the status `failed` and a message. Raises ValueError for bad
     input, before a model is loaded.
     """
@@ -193,7 +194,7 @@ def load_sweep(name: str, runs_dir: str | Path = "runs") -> Tables:
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> pd.DataFrame:
-    """What every arm adds to `control`: a row per arm and metric with mean, low, high, n and not_reported.
+    """Differences of every arm from `control`: a row per arm and metric with mean, low, high, n and not_reported.
 
     `runs` are arms by name, or a list in which runs of one name are an arm. Differences are of final values at the
     smallest final number of sampled tokens, paired by seed over n pairs, with 95% CIs; `not_reported` says why there is
@@ -236,10 +237,11 @@ def _require_comparable(finished: pd.DataFrame, arms: Sequence[str], statuses: M
                 f"{arm} and the control {arms[0]} have no finished runs of one seed: {arm} has runs that are "
                 f"{', '.join(statuses[arm]) or 'none'}, the control {', '.join(statuses[arms[0]]) or 'none'}"
             )
-    for column, what in (("protocol", "other questions or graders"), ("base", "another base model")):
-        by_seed = finished.groupby("seed")[column].nunique() if column == "base" else finished[[column]].nunique()
-        if (by_seed > 1).any():
-            raise ValueError(f"some runs were evaluated with {what} than others: compare runs of one environment")
+    remedy = "compare runs of one environment"
+    if finished["protocol"].nunique() > 1:
+        raise ValueError(f"some runs were evaluated with other questions or graders than others: {remedy}")
+    if (finished.groupby("seed")["base"].nunique() > 1).any():
+        raise ValueError(f"some runs of one seed start from different base models: {remedy} and base model")
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -271,7 +273,7 @@ def _words(overrides: Sequence[str], values: Mapping[str, Any], swept: bool = Fa
 
 
 def _value(value: Any) -> str:
-    """A Python object as Hydra reads it: a text stays a text, whatever it looks like."""
+    """A Python object as Hydra parses it: a str stays a str, also "null" or "1e3"."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, (list, tuple)):
@@ -281,11 +283,9 @@ def _value(value: Any) -> str:
     text = str(value)
     if not isinstance(value, (str, Path)):
         return text
-    try:
+    with suppress(HydraException):
         if OverridesParser.create().parse_override(f"key={text}").value() == text:
             return text
-    except HydraException:
-        pass
     return QuotedString(text, Quote.single).with_quotes()
 
 

@@ -230,7 +230,7 @@ def test_a_busy_reader_finishes_it() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page in links."""
+    """The anchors that GitHub gives to the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), flags=re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
