@@ -120,9 +120,9 @@ def train(*overrides: str, reward: Callable[..., float] | str | None = None, **v
 
     `values` are overrides too, as Python objects: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` is a
     function of any of `prompt`, `response`, `answer`, `finished` and columns, by name, or `FILE:NAME`, and becomes
-    `reward=function`; any other string is an option, such as "strict". A run that stops since its loss is not finite, or
-    since nothing is left to train on, is returned with the status `failed` and a message. Raises ValueError for bad
-    input, before a model is loaded.
+    `reward=function`; any other string is an option, such as "strict". A run that stops on a non-finite loss, or with
+    nothing left to train on, is returned with the status `failed` and a message. Raises ValueError for bad input,
+    before a model is loaded.
     """
     from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_name import run_name
