@@ -7,6 +7,7 @@ VLLM_STAMP := $(VENV)/.vllm
 NEWEST_VENV := .venv-newest
 NEWEST := torch transformers mlflow datasets pandas pyarrow peft hydra-core
 NOTEBOOK_STAMP := $(VENV)/.notebooks
+SITE_STAMP := $(VENV)/.site
 NBCONVERT := $(BIN)/jupyter-nbconvert --log-level ERROR
 # Tests start many processes: compiled modules are kept, also where the environment says not to.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
@@ -21,6 +22,7 @@ PARTS ?=
 SLICE ?= 540
 TO ?=
 FILE ?=
+TUTORIALS := $(wildcard analysis/tutorials/*.ipynb)
 NOTEBOOKS := $(basename $(notdir $(shell grep -l chosen_sweep analysis/*.py)))
 
 .DEFAULT_GOAL := help
@@ -99,12 +101,26 @@ notebooks: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/ on the sweep 
 		echo "$$made.html"; \
 	done
 
+# What a shell command prints comes in pieces; the second command joins them.
+tutorials: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/tutorials in place, which renews their outputs (10 minutes on two cores)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(NBCONVERT) --to notebook --execute --inplace --KernelManager.transport_encryption=auto \
+		--ExecutePreprocessor.startup_timeout=600 --ExecutePreprocessor.record_timing=False $(TUTORIALS)
+	@$(NBCONVERT) --to notebook --inplace --coalesce-streams $(TUTORIALS)
+
 worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/world/README.md (over an hour on two cores)
 	@PYTHONPATH=analysis $(BIN)/python -m world_profiles $(ARGS) --runs '$(RUNS)'
 	@PYTHONPATH=analysis $(BIN)/python -m pages docs
 
-docs: $(STAMP) ## write axes, options, papers and recipes into the tables of conf/README.md, and numbers and findings into README.md
+docs: $(STAMP) ## write axes, options, papers and recipes and keys into the tables of conf/ and experiments/, numbers and findings into their pages
 	@PYTHONPATH=analysis $(BIN)/python -m pages docs
+
+$(SITE_STAMP): $(STAMP)
+	@echo "installing what builds the site into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	@touch $@
+
+site: $(SITE_STAMP) ## build the documentation as a site with search, build/site/site/index.html; fails on a broken link
+	@PYTHONPATH=analysis $(BIN)/python -m site_pages build/site
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.

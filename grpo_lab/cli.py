@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from grpo_lab.config.folders import data_of, declared, experiments_folder
-from grpo_lab.config.hydra_setup import bootstrap, compose_config, compose_with_choices
-from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.provenance import typed
 from grpo_lab.tracking.terminal import Terminal, printable, say
 
@@ -34,6 +32,9 @@ GYM_GRADER = "reward=gym_last_number"  # needs the extra gym
 
 def build_base(arguments: argparse.Namespace) -> None:
     """Print where the base model of the overrides is, built if necessary."""
+    from grpo_lab.config.hydra_setup import compose_config
+    from grpo_lab.tracking.checksums import read_json
+
     config = compose_config(arguments.overrides)
     from grpo_lab.config.run_config import to_run
 
@@ -75,6 +76,7 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[ExportRepor
     """Send the runs below a folder to the tracker that `tracking=<to>` and the overrides configure."""
     from omegaconf import OmegaConf
 
+    from grpo_lab.config.hydra_setup import compose_config
     from grpo_lab.sweeps.results import sweep_results
     from grpo_lab.tracking.mlflow_exporter import Mlflow, sync_all
     from grpo_lab.tracking.trackers import replay
@@ -88,6 +90,7 @@ def _replay(folder: Path, to: str, overrides: Sequence[str]) -> list[ExportRepor
 
 def _runs_dir_of(folder: Path) -> Path:
     """The folder of runs that this one is, or lies in: a run, or the runs of one name."""
+    from grpo_lab.tracking.checksums import AFRESH, read_json
     from grpo_lab.tracking.external import is_external
 
     run = next((path.parent for path in sorted(folder.rglob("run.json"))), None)
@@ -120,6 +123,8 @@ def list_metrics(_: argparse.Namespace) -> None:
 
 def list_tricks(arguments: argparse.Namespace) -> None:
     """Print axes and options, one line each, or the tables of conf/README.md."""
+    from grpo_lab.config.hydra_setup import bootstrap
+
     bootstrap()
     from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
 
@@ -129,6 +134,8 @@ def list_tricks(arguments: argparse.Namespace) -> None:
 
 def list_design_keys(_: argparse.Namespace) -> None:
     """Print every key of an experiment's declaration: what it is, its allowed values and its default."""
+    from grpo_lab.config.hydra_setup import bootstrap
+
     bootstrap()
     from grpo_lab.config.design_reference import reference_text
 
@@ -137,6 +144,8 @@ def list_design_keys(_: argparse.Namespace) -> None:
 
 def write_docs(_: argparse.Namespace) -> None:
     """Update the tables of options, recipes and keys in the documentation, and print which pages changed."""
+    from grpo_lab.config.hydra_setup import bootstrap
+
     bootstrap()
     from grpo_lab.config.catalogue import documented, write_pages
     from grpo_lab.config.design_reference import documented_keys
@@ -161,6 +170,8 @@ def choose_settings(arguments: argparse.Namespace) -> None:
 
 def explain_run(arguments: argparse.Namespace) -> None:
     """Print the loss of these overrides, the differences from the nearest recipe, broken rules and papers."""
+    from grpo_lab.config.hydra_setup import compose_with_choices
+
     config, choices = compose_with_choices(arguments.overrides)
     from grpo_lab.config.explain import explain
     from grpo_lab.config.run_config import to_run
@@ -251,6 +262,7 @@ def _first_prompt(run: RunConfig) -> list[str]:
 
 def grade_pairs(arguments: argparse.Namespace) -> None:
     """Print how often graders are wrong on the pairs of grpo_lab: those of the overrides, or the shipped ones."""
+    from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_config import to_run
     from grpo_lab.tasks.grader_errors import errors_text, outcomes, pairs
 
@@ -271,6 +283,8 @@ def grade_pairs(arguments: argparse.Namespace) -> None:
 
 def measure_pass_rates(arguments: argparse.Namespace) -> None:
     """Measure how often the base model of the overrides answers training problems right, and print what it shows."""
+    from grpo_lab.config.hydra_setup import compose_config
+
     overrides = arguments.overrides
     if not any(word.startswith("pass_rate=") for word in overrides):
         overrides = [*overrides, "pass_rate=difficulty"]
@@ -299,7 +313,7 @@ def _saved(arguments: argparse.Namespace) -> Path | None:
 
 
 def draw_figures(arguments: argparse.Namespace) -> None:
-    """Rebuild the figures, tables and verdict of an experiment; print the verdict and the files to open."""
+    """Rebuild the figures, tables and verdict of an experiment; print its arms, and in five lines what to open."""
     from grpo_lab.analysis.build import build, what_to_open
     from grpo_lab.analysis.figures.registry import ALL
 
@@ -308,8 +322,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     command = typed("grpo-lab")
     figures = ALL if arguments.all else arguments.figure
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.external, figures)
-    text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.text}"
-    say(*filter(None, [built.notice, text]), sep="\n")
+    text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.table}\n"
+    say(*filter(None, [built.notice, text, built.verdict if arguments.verdict else ""]), sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")
     if not built.notice and "://" not in arguments.runs:
@@ -617,12 +631,53 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts.set_defaults(run=read_rollouts)
 
 
+def _add_training(commands: argparse._SubParsersAction) -> None:
+    """`train` and `sweep`: `_start_training` passes their words on, so these arguments serve help and completion."""
+    helps = {
+        "train": "one run of Hydra overrides, such as recipe=dr_grpo seed=1",
+        "sweep": "an experiment by name, or overrides with add=[...] or lists of values",
+    }
+    for name, words in helps.items():
+        command = commands.add_parser(name, help=words)
+        command.add_argument("overrides", nargs="*")
+        command.add_argument("--cfg", choices=["job", "hydra", "all"], help="print the configuration and run nothing")
+        command.add_argument("--resolve", action="store_true", help="with --cfg: fill in what refers to other keys")
+        command.add_argument("--multirun", "-m", action="store_true", help="a sweep over lists of values")
+        command.add_argument("--hydra-help", action="store_true", help="Hydra's own flags")
+
+
+def print_completion(arguments: argparse.Namespace) -> None:
+    """Print the code by which a shell completes this command."""
+    from grpo_lab.config.completion import script
+
+    say(script(arguments.shell))
+
+
+def _add_completion(commands: argparse._SubParsersAction) -> None:
+    completion = commands.add_parser(
+        "completion", help='completion with Tab: put eval "$(grpo-lab completion bash)" into ~/.bashrc; also zsh, fish'
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.set_defaults(run=print_completion)
+
+
+class _Version(argparse.Action):
+    """`--version`: prints the version that is installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        say(f"grpo-lab {version('grpo-lab')}")
+        parser.exit()
+
+
 # The commands by what a user wants; `dev` stands before those of a maintainer.
 _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
     "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
+    "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
 }
 
@@ -656,12 +711,27 @@ def main(words: Sequence[str] | None = None) -> None:
         words = words[1:] or ["--help"]
     if words[:1] in (["train"], ["sweep"]):
         _start_training(words)
+    parser, commands = command_line()
+    if "_ARGCOMPLETE" in os.environ:
+        from grpo_lab.config.completion import complete
+
+        complete(parser, commands)
+    arguments = parser.parse_args(words)
+    try:
+        arguments.run(arguments)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        sys.exit(printable(f"error: {error}"))
+
+
+def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `grpo-lab`, and that of each command by its name."""
     parser = argparse.ArgumentParser(
         prog="grpo-lab", usage="grpo-lab COMMAND ...", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="command", help=argparse.SUPPRESS, prog="grpo-lab")
-    commands.add_parser("train", help="one run of Hydra overrides, such as recipe=dr_grpo seed=1")
-    commands.add_parser("sweep", help="an experiment by name, or overrides with add=[...] or lists of values")
+    _add_training(commands)
     base = commands.add_parser("base", help="find or build a base model")
     base.add_argument("overrides", nargs="*", help="Hydra overrides, for example world=sums model.base=1")
     base.set_defaults(run=build_base)
@@ -720,7 +790,8 @@ def main(words: Sequence[str] | None = None) -> None:
         "--figure", action="append", default=[], metavar="FIGURE", help="draw this one, such as forest, not the five"
     )
     figures.add_argument("--all", action="store_true", help="draw every figure that the sweep can have")
-    figures.add_argument("--brief", action="store_true", help="print which files to open, without table and verdict")
+    figures.add_argument("--brief", action="store_true", help="print which files to open, without the table of arms")
+    figures.add_argument("--verdict", action="store_true", help="print all of the verdict's file too")
     figures.set_defaults(run=draw_figures)
     report = commands.add_parser("report", help="the same on one page, with switches and responses; works offline")
     report.set_defaults(run=write_report)
@@ -753,14 +824,10 @@ def main(words: Sequence[str] | None = None) -> None:
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)
+    _add_completion(commands)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"
-    arguments = parser.parse_args(words)
-    try:
-        arguments.run(arguments)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        sys.exit(printable(f"error: {error}"))
+    return parser, commands.choices
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.effects.manipulation_checks import failed_checks
@@ -174,7 +175,7 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
         cells = (
             f"`{answer.trick}`",
             answer.claim.says,
-            answer.claim.source,
+            _linked(answer.claim.source),
             " ".join(f"`{word}`" for word in answer.where),
             in_words(prediction.metric),
             effect,
@@ -186,6 +187,13 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _linked(source: str) -> str:
+    """A source as a link: a paper by its arXiv id, an address by its host; others are names."""
+    if source.startswith("arXiv:"):
+        return f"[{source.removeprefix('arXiv:')}](https://arxiv.org/abs/{source.removeprefix('arXiv:')})"
+    return f"[{urlsplit(source).hostname}]({source})" if source.startswith("https://") else source
 
 
 def predictions_head(name: str) -> str:

@@ -22,7 +22,7 @@ from grpo_lab.analysis.effects.speed import speeds_text
 from grpo_lab.analysis.effects.spread import spread_text
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.effects.verdict import headline, judge, verdict_text
 from grpo_lab.analysis.figures.external import draw_external
 from grpo_lab.analysis.figures.registry import default_figures, draw_all
 from grpo_lab.analysis.figures.style import save
@@ -44,14 +44,17 @@ REPORTS = Path("analysis/reports")
 class Built:
     """The result of `build`.
 
-    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `text` is the
-    table of arms with the verdict. `paths` are all files; `missing` says by name why this sweep cannot have a figure;
-    `listing` is a file that lists both.
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `table` is the
+    table of arms, `headline` the verdict in one line ("" where nothing was declared) and `verdict` the whole text of its
+    file. `paths` are all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that
+    lists both.
     """
 
     source: str
     notice: str
-    text: str
+    table: str
+    headline: str
+    verdict: str
     paths: list[Path]
     missing: dict[str, str]
     listing: Path
@@ -104,9 +107,8 @@ def build(
     listing = output / f"{name}_files.txt"
     reasons = [f"no {figure}: {reason}" for figure, reason in missing.items()]
     atomic_write(listing, "\n".join([*map(str, paths), *reasons]) + "\n")
-    arms = "\n".join(arms_table(data, finals)) + "\n"
-    text = f"{arms}\n{verdict}" if data.declaration else verdict  # which begins with the table, where nothing is judged
-    return Built(data.source, data.notice, text, paths, missing, listing)
+    table = "\n".join(arms_table(data, finals))
+    return Built(data.source, data.notice, table, headline(data, finals), verdict, paths, missing, listing)
 
 
 def build_report(
@@ -185,21 +187,20 @@ def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str
 def what_to_open(
     built: Built, name: str, runs: str, data: Path | None, to: Path | None = None, program: str = "grpo-lab"
 ) -> list[str]:
-    """Three lines, and one that says where the list of all files is.
+    """Five lines: the verdict if something was declared, what to open, and where the list of all files is.
 
     `runs` is what the figures were asked of, `data` where saved numbers were looked for (None: nowhere), `to` the
     folder that was asked for, `program` how this command is called here.
     """
     pictures = [path for path in built.paths if path.suffix == ".png"]
     figure = str(pictures[0]) if pictures else "none could be drawn"
-    more = f"{len(built.paths)} files in all" + (
-        f", {len(built.missing)} figure{'s' * (len(built.missing) > 1)} not drawn" if built.missing else ""
-    )
+    missing = f", {len(built.missing)} figure{'s' * (len(built.missing) > 1)} not drawn" if built.missing else ""
     return [
-        f"figure  {figure}",
-        f"report  {_report(name, runs, data, to, program)}",
-        f"MLflow  {_mlflow(runs)}",
-        f"{more}: {built.listing}",
+        *([f"verdict  {built.headline}"] if built.headline else []),
+        f"figure   {figure}",
+        f"report   {_report(name, runs, data, to, program)}",
+        f"MLflow   {_mlflow(runs)}",
+        f"files    {len(built.paths)}, with caveats and tables{missing}: {built.listing}",
     ]
 
 

@@ -196,7 +196,8 @@ def documented() -> dict[Path, str]:
     root = conf_folder().parent
     pages = {
         root / "README.md": _with_counts,
-        root / "conf" / "README.md": partial(with_tables, tables=_TABLES),
+        root / "conf" / "README.md": partial(with_tables, tables=_OPTIONS),
+        root / "conf" / "recipes.md": partial(with_tables, tables=_RECIPES),
     }
     for path in pages:
         if not path.is_file():
@@ -213,9 +214,8 @@ def _with_counts(path: Path) -> str:
     return text
 
 
-_TABLES = {
-    "| axis | what ": tricks_table,
-    "| trick or recipe | ": papers_table,
+_OPTIONS = {"| axis | what ": tricks_table, "| trick or recipe | ": papers_table}
+_RECIPES = {
     "| recipe | there ": ingredients_table,
     "| recipe | curriculum ": recipes_table,
 }

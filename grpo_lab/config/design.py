@@ -731,5 +731,5 @@ def load_design(path: Path) -> Design:
     check_yaml(path)
     declared = OmegaConf.load(path)
     if not isinstance(declared, DictConfig) or (design := declared.get("design")) is None:
-        raise ValueError(f"{path} declares nothing: give it an entry `design`, as CONTRIBUTING.md says")
+        raise ValueError(f"{path} declares nothing: give it an entry `design`, as experiments/declare.md says")
     return read_design(OmegaConf.to_container(design, resolve=True))

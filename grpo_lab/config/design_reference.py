@@ -85,6 +85,6 @@ def reference_text() -> str:
 
 
 def documented_keys() -> dict[Path, str]:
-    """CONTRIBUTING.md with the table as it is now. Raises ValueError where it has none."""
-    page = conf_folder().parent / "CONTRIBUTING.md"
+    """experiments/keys.md with the table as it is now. Raises ValueError where it has none."""
+    page = conf_folder().parent / "experiments" / "keys.md"
     return {page: with_tables(page, {f"| {_HEAD[0]} ": reference_table})}

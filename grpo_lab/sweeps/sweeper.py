@@ -251,7 +251,7 @@ def _declared(config: DictConfig) -> Any:
     if config.get("design") is None:
         return None
     if not isinstance(config.design, DictConfig):
-        raise ValueError(f"design is {config.design!r}: a declaration has entries, see CONTRIBUTING.md")
+        raise ValueError(f"design is {config.design!r}: a declaration has entries, see experiments/declare.md")
     try:
         return OmegaConf.to_container(config.design, resolve=True)
     except InterpolationResolutionError as error:
@@ -320,16 +320,20 @@ def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> N
 
 
 def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
-    """Print the table of arms, and which tricks were no-ops."""
+    """Print the table of arms, the verdict in one line, and which tricks were no-ops."""
     from grpo_lab.analysis.caveats import indistinguishable
     from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.effects.manipulation_checks import failed_checks
+    from grpo_lab.analysis.effects.verdict import headline
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
 
     data = load_sweep(runs_dir, name)
     if not data.finished.empty:
-        say("", *arms_table(data, final_values(data)), "", sep="\n", flush=True)
+        finals = final_values(data)
+        say("", *arms_table(data, finals), "", sep="\n", flush=True)
+        if judged := headline(data, finals):
+            say(f"verdict: {judged}", flush=True)
     said = [
         f"manipulation check failed: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in failed_checks(data).items()

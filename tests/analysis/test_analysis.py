@@ -729,12 +729,13 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     assert drawn.returncode == 0, drawn.stderr
     notice = "There is no folder runs: these are the 6 runs saved in experiments/planted/data."
     assert drawn.stdout.startswith(f"{notice}\nplanted, from saved data, 6 finished runs\n\nplanted: 6 of ")
-    assert f"\n\n{QUESTION}\n" in drawn.stdout, "the verdict follows the table of arms"
+    assert QUESTION not in drawn.stdout, "the verdict is in its file"
     assert drawn.stderr == ""
-    *_, blank, figure, page, store, files = drawn.stdout.splitlines()
-    assert (blank, figure) == ("", "figure  experiments/planted/figures/planted.png")
-    assert page == "report  make report EXP=planted"
-    assert store == "MLflow  nothing to open: there is no runs/mlflow.db"
+    *_, blank, verdict, figure, page, store, files = drawn.stdout.splitlines()
+    assert (blank, figure) == ("", "figure   experiments/planted/figures/planted.png")
+    assert verdict.startswith("verdict  ") and "(predictions: " in verdict
+    assert page == "report   make report EXP=planted"
+    assert store == "MLflow   nothing to open: there is no runs/mlflow.db"
     listed = (tmp_path / "experiments/planted/figures/planted_files.txt").read_text().splitlines()
     paths = [line for line in listed if not line.startswith("no ")]
     assert (
@@ -742,7 +743,7 @@ def test_the_commands_need_neither_torch_nor_mlflow(planted: Callable[..., Sweep
     )
     assert listed[-1] == "no planted_ranks: reward/outcome was not logged"
     assert len(listed) == len(paths) + 1
-    more = f"{len(paths)} files in all, 1 figure not drawn"
+    more = f"files    {len(paths)}, with caveats and tables, 1 figure not drawn"
     assert files == f"{more}: experiments/planted/figures/planted_files.txt"
     report = command(tmp_path, "report", "planted")
     assert report.returncode == 0, report.stderr
@@ -764,18 +765,18 @@ def test_a_folder_of_runs_that_is_not_there_is_refused(
 
 def test_what_to_open_follows_what_was_asked_for(tmp_path: Path) -> None:
     paths = [tmp_path / f"a.{kind}" for kind in ("svg", "png", "csv")]
-    built = Built("saved data", "", "", paths, {"a_dose_response": "no dose"}, tmp_path / "a_files.txt")
+    built = Built("saved data", "", "", "", "", paths, {"a_dose_response": "no dose"}, tmp_path / "a_files.txt")
     (tmp_path / "mlflow.db").touch()
     runs, data = str(tmp_path), data_of("a")
     figure, report, mlflow, files = what_to_open(built, "a=1,2", runs, data_of("a=1,2"))
-    assert figure == f"figure  {tmp_path}/a.png" and report == f"report  make report EXP=a=1,2 RUNS={runs}"
-    assert mlflow == f"MLflow  make ui RUNS={runs}"
-    assert files == f"3 files in all, 1 figure not drawn: {tmp_path}/a_files.txt"
+    assert figure == f"figure   {tmp_path}/a.png" and report == f"report   make report EXP=a=1,2 RUNS={runs}"
+    assert mlflow == f"MLflow   make ui RUNS={runs}"
+    assert files == f"files    3, with caveats and tables, 1 figure not drawn: {tmp_path}/a_files.txt"
     demo = what_to_open(built, "a", runs, None, tmp_path / "out", ".venv/bin/grpo-lab")[1]
-    assert demo == f"report  .venv/bin/grpo-lab report a --runs {runs} --only-runs --to {tmp_path}/out"
-    assert what_to_open(built, "a", f"sqlite:///{runs}/mlflow.db", data)[2] == f"MLflow  make ui RUNS={runs}"
-    assert what_to_open(built, "a", "http://h:5000", data)[2] == "MLflow  http://h:5000"
-    assert what_to_open(replace(built, paths=[]), "a", runs, data)[0] == "figure  none could be drawn"
+    assert demo == f"report   .venv/bin/grpo-lab report a --runs {runs} --only-runs --to {tmp_path}/out"
+    assert what_to_open(built, "a", f"sqlite:///{runs}/mlflow.db", data)[2] == f"MLflow   make ui RUNS={runs}"
+    assert what_to_open(built, "a", "http://h:5000", data)[2] == "MLflow   http://h:5000"
+    assert what_to_open(replace(built, paths=[]), "a", runs, data)[0] == "figure   none could be drawn"
 
 
 @pytest.mark.extended

@@ -21,7 +21,7 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, trick_effects
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import judge, verdict_text
+from grpo_lab.analysis.effects.verdict import headline, judge, verdict_text
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.forest import draw_forest
@@ -95,17 +95,19 @@ def test_a_declared_sweep_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFix
     write_synthetic(planted(3), tmp_path)
     data = synthetic_sweep(planted(3))
     _show_results(Terminal(file=io.StringIO()), tmp_path, data.record.name)
-    assert capsys.readouterr().out.splitlines() == ["", *arms_table(data, final_values(data)), ""]
+    finals = final_values(data)
+    expected = ["", *arms_table(data, finals), "", f"verdict: {headline(data, finals)}"]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 @pytest.mark.extended
-def test_figures_print_the_same_table_before_the_verdict(tmp_path: Path) -> None:
+def test_figures_print_the_same_table(tmp_path: Path) -> None:
     write_synthetic(planted(2), tmp_path / "runs")
     built = build(planted().name, str(tmp_path / "runs"), None, tmp_path, ["test"])
     data = synthetic_sweep(planted(2))
     table = "\n".join(arms_table(data, final_values(data)))
     verdict = (tmp_path / f"{planted().name}_verdict.txt").read_text()
-    assert built.text == f"{table}\n\n{verdict}" and "divergence, pp" not in verdict
+    assert (built.table, built.verdict) == (table, verdict) and "divergence, pp" not in verdict
 
 
 @pytest.mark.extended

@@ -143,7 +143,7 @@ def test_an_unknown_key_is_named_with_what_there_is_and_where_it_is_explained(ch
 
 def test_the_page_shows_it_as_make_docs_writes_it() -> None:
     ((page, text),) = documented_keys().items()
-    assert page == ROOT / "CONTRIBUTING.md" and page.read_text() == text, "run `make docs`"
+    assert page == ROOT / "experiments" / "keys.md" and page.read_text() == text, "run `make docs`"
     assert reference_table() in text and "| `predictions[].direction` |" in text
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,9 @@ def test_a_sweep_by_its_name_is_the_declared_one(tmp_path: Path) -> None:
     )
     assert by_name.returncode == declared.returncode == 0
     assert by_name.stderr == declared.stderr and "80 runs" in by_name.stderr
+
+
+def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"grpo-lab {version('grpo-lab')}\n"

@@ -32,21 +32,11 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 CODE_PAGE = (ROOT / "grpo_lab" / "README.md").read_text()
+WALK = (ROOT / "grpo_lab" / "loop.md").read_text()
+# Every page written by hand, and those beside saved data.
 PAGES = [
-    *(
-        ROOT / name
-        for name in (
-            "README.md",
-            "CONTRIBUTING.md",
-            "CHANGELOG.md",
-            "AGENTS.md",
-            "experiments/LOG.md",
-            "tests/benchmarks/README.md",
-        )
-    ),
-    ROOT / "analysis" / "cluster_cost" / "README.md",
-    *sorted(ROOT.glob("[a-z]*/README.md")),
-    *sorted(ROOT.glob("experiments/*/**/README.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for path in ROOT.glob("[a-z]*/**/*.md") if not {"figures", "data", "build", "runs"} & set(path.parts)),
 ]
 
 
@@ -92,7 +82,7 @@ def test_a_model_questions_and_a_reward_of_ones_own(tmp_path: Path, tiny_base: P
     """The command of README with a folder instead of the hub's id, on the CPU."""
     rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 13) for b in range(1, 13)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = (ROOT / "conf" / "README.md").read_text()
+    page = (ROOT / "conf" / "models.md").read_text()
     (reward,) = [code for code in blocks("python", page) if "def score" in code]
     (tmp_path / "my_rewards.py").write_text(reward)
     words = shlex.split(OWN_MODEL)[1:]
@@ -172,7 +162,7 @@ def test_tables_are_written_in_their_places_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("grpo_lab.config.catalogue.conf_folder", lambda: tmp_path / "conf")
     readme, page = tmp_path / "README.md", tmp_path / "conf" / "README.md"
     whole = page.read_text()
-    page.write_text(re.sub(r"^\| (curriculum|80/20|dapo) \|.*\n", "", whole, flags=re.M))
+    page.write_text(re.sub(r"^\| (curriculum|80/20) \|.*\n", "", whole, flags=re.M))
     readme.write_text("It has 1 options on 2\naxes, and 3 recipes, and 4 words.\n")
     written = documented()
     assert written[page] == whole != page.read_text()
@@ -214,8 +204,8 @@ def test_the_map_names_what_exists_and_misses_no_module() -> None:
 
 
 def test_the_walk_names_functions_that_exist() -> None:
-    """Each `file.py` of the page is there, and defines the `Class.function` that is named behind it."""
-    places = re.findall(r"`([\w/]+\.py)`(?: `([\w.]+)`)?", CODE_PAGE)
+    """Each `file.py` of the two pages is there, and defines the `Class.function` that is named behind it."""
+    places = re.findall(r"`([\w/]+\.py)`(?: `([\w.]+)`)?", CODE_PAGE + WALK)
     assert len([where for _, where in places if where]) > 20
     for name, where in places:
         text = (ROOT / "grpo_lab" / name).read_text()
@@ -250,6 +240,12 @@ def test_the_speed_tables_say_what_was_measured() -> None:
     for command, results in (("benchmarks/bench.py", on_cpu), ("gpu/run.py", on_card)):
         table = run([sys.executable, f"tests/{command}", "--table", f"tests/benchmarks/{results}"])
         assert table.stdout.strip() in text
+
+
+def test_the_verdict_that_is_explained_is_one_of_ours() -> None:
+    (shown,) = blocks("text", (ROOT / "analysis" / "verdicts.md").read_text())
+    folder = ROOT / "experiments" / "interruption_budgets" / "figures"
+    assert shown in (folder / "interruption_budgets_verdict.txt").read_text()
 
 
 def test_version_and_licence_are_the_same_wherever_they_stand() -> None:

@@ -140,7 +140,7 @@ def test_ci_runs_what_a_change_can_wait_for_and_begins_with_what_a_newcomer_type
     rules = (ROOT / "Makefile").read_text()
     names = set(re.findall(r"^(test[a-z-]*):", rules, flags=re.M))
     steps = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci" / "run").read_text(), flags=re.M)
-    assert names == {"test", "test-all", "test-vllm"} and steps == ["test", "check", "test-vllm"]
+    assert names == {"test", "test-all", "test-vllm"} and steps == ["test", "check", "site", "test-vllm"]
     assert re.search(r"^test: \$\(STAMP\) ##", rules, flags=re.M), "dev alone"
 
 

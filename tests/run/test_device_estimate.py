@@ -330,8 +330,8 @@ def test_the_loop_asks_before_it_loads_a_model(
 
 @pytest.mark.extended
 def test_the_command_on_the_page_estimates_from_a_config_alone(tmp_path: Path) -> None:
-    """The line of conf/README.md, with a folder that holds a config.json and nothing else."""
-    page = (Path(__file__).parents[2] / "conf/README.md").read_text()
+    """The line of conf/gpus.md, with a folder that holds a config.json and nothing else."""
+    page = (Path(__file__).parents[2] / "conf/gpus.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith("grpo-lab explain") and "--memory-gib" in line]
     folder = folder_of(tmp_path, SHAPES["SmolLM2-135M"])
     words = line.replace("FOLDER", str(folder)).split()[1:]

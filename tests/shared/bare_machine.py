@@ -30,6 +30,7 @@ PROGRAMS = ("git", "make", "sh", "awk", "grep", "sleep", "wc")
 PACKAGES = {
     "vllm": "make setup-vllm",
     **dict.fromkeys(("jupytext", "nbclient", "ipykernel"), "make notebooks"),
+    **dict.fromkeys(("zensical", "latex2mathml", "nbformat"), "make site"),
     "trackio": "pip install 'grpo-lab[trackio]'",
     **dict.fromkeys(("mutmut", "coverage"), "pip install 'grpo-lab[mutants]'"),
     "playwright": "pip install playwright",
@@ -41,6 +42,7 @@ INSTALL = PACKAGES | {
     **dict.fromkeys(("initdb", "postgres"), "apt-get install postgresql"),
     **dict.fromkeys(("mount", "umount"), "apt-get install mount"),
     "unshare": "apt-get install util-linux",
+    "bash": "apt-get install bash",
     "hostname": "apt-get install hostname",
     "chromium": "apt-get install chromium",
     "g++": "apt-get install g++",

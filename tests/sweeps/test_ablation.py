@@ -387,10 +387,10 @@ def test_its_effects_are_those_of_its_additions_and_nothing_is_judged(ran: Ran) 
 def test_figures_and_report_of_two_seeds_have_points_and_no_bands(ran: Ran, tmp_path: Path) -> None:
     built = build(ran.name, str(ran.runs), None, None, ["test"])
     assert {path.parent for path in built.paths} == {ran.runs / "figures"}, "it is no declared experiment"
-    assert built.text.startswith(f"{ran.name}: ") and built.text.count("exploratory: nothing was declared") == 1
-    assert "Exploratory: nothing was declared before the runs, so nothing is judged." in built.text
+    assert built.table.startswith(f"{ran.name}: ") and built.table.count("exploratory: nothing was declared") == 1
+    assert "Exploratory: nothing was declared before the runs, so nothing is judged." in built.verdict
     table = (ran.runs / "figures" / f"{ran.name}_table.md").read_text()
-    assert "Exploratory" in table and not re.search(r"\d \[[-+\d]", table + built.text)
+    assert "Exploratory" in table and not re.search(r"\d \[[-+\d]", table + built.verdict)
     data = load_sweep(ran.runs, ran.name)
     numbers = curve_numbers(data, final_values(data))
     assert numbers["low"].isna().all() and (numbers["part"] == "mean").any()

@@ -188,7 +188,7 @@ def test_the_file_is_part_of_the_code(path: Path) -> None:
 
 @pytest.mark.extended
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (conf_folder() / "README.md").read_text().split("## A reward of your own")[1]
+    page = (conf_folder() / "models.md").read_text().split("## A reward of your own")[1]
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)[:1]
     (commands,) = re.findall(r"```bash\n(.*?)```", page, flags=re.S)[:1]
     (tmp_path / "my_rewards.py").write_text(code)

@@ -119,10 +119,11 @@ def test_the_command_takes_any_grader(capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_without_a_name_the_shipped_graders_are_those() -> None:
+    from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_config import to_run
 
     for name in (*cli.SHIPPED_GRADERS, cli.GYM_GRADER):
-        config, choices = cli.compose_with_choices([name])
+        config, choices = compose_with_choices([name])
         slot, option = name.split("=")
         assert choices[slot] == option and isinstance(getattr(to_run(config), slot), Grader)
 

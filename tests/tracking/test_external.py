@@ -188,7 +188,7 @@ def test_external_runs_beside_a_sweep_change_no_verdict_and_no_table(tmp_path: P
     kept("trl", REAL, runs)
     alone = build("small", str(runs), None, tmp_path / "alone", ["test"])
     beside = build("small", str(runs), None, tmp_path / "beside", ["test"], ["theirs"])
-    assert beside.text == alone.text
+    assert (beside.table, beside.verdict) == (alone.table, alone.verdict)
     for path in (tmp_path / "alone").glob("*.csv"):
         assert path.read_bytes() == (tmp_path / "beside" / path.name).read_bytes()
     assert (tmp_path / "beside/small_external.png") in beside.paths
@@ -199,7 +199,7 @@ def test_an_external_run_is_named_under_its_own_figures(tmp_path: Path) -> None:
     kept("trl", REAL, tmp_path)
     built = build("theirs", str(tmp_path), None, tmp_path / "figures", ["test"])
     assert (tmp_path / "figures/theirs.png").exists()
-    assert "supported" not in built.text and "contradicted" not in built.text
+    assert "supported" not in built.verdict and "contradicted" not in built.verdict and not built.headline
 
 
 def test_a_sweep_of_ours_is_neither_extended_nor_taken_for_external(tmp_path: Path) -> None:

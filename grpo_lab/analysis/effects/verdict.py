@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -231,6 +232,23 @@ def claim(data: SweepData, judgement: Judgement) -> str:
     if prediction.direction is Direction.within:
         where = f"within {judgement.margin:g} of"
     return f"{place(data, prediction.level, prediction.arm)} is {where} {reference}"
+
+
+def headline(data: SweepData, finals: FinalValues) -> str:
+    """The verdicts counted, and the first one on the metric that decides, in one line; "" where nothing was declared."""
+    if data.declaration is None:
+        return ""
+    judged = judge(data, finals)
+    words = [one.verdict for one in judged] + [count_verdict(data, finals, one) for one in data.declaration.counts]
+    number = Counter(words)
+    counted = ", ".join(f"{number[word]} {word}" for word in dict.fromkeys(words))
+    line = f"{counted} (predictions: {len(words)})" if words else "no predictions were declared"
+    deciding = [one for one in judged if one.prediction.metric == data.declaration.primary and one.difference.n]
+    if not deciding:
+        return line
+    first = deciding[0]
+    on = f"{claim(data, first)} on {in_words(first.prediction.metric)}"
+    return f"{line}; {on}: {first.verdict}, {first.difference.text('+')}, {first.difference.runs()}"
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:

@@ -1,0 +1,1 @@
+"""The documentation site: pages of the repository, gathered where they are and built with zensical."""
