@@ -44,10 +44,10 @@ REPORTS = Path("analysis/reports")
 class Built:
     """The result of `build`.
 
-    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `table` is the
-    table of arms, `headline` the verdict in one line ("" where nothing was declared) and `verdict` the whole text of its
-    file. `paths` are all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that
-    lists both.
+    `source` says where the data came from, and `notice`, where not empty, that other runs were asked for. `table` is
+    that of the arms, `headline` the verdict in one line ("" where nothing was declared), `verdict` all of its file.
+    `paths` are all files; `missing` says by name why this sweep cannot have a figure; `listing` is a file that lists
+    both.
     """
 
     source: str

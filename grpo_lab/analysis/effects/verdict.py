@@ -235,7 +235,7 @@ def claim(data: SweepData, judgement: Judgement) -> str:
 
 
 def headline(data: SweepData, finals: FinalValues) -> str:
-    """The verdicts counted, and the first one on the metric that decides, in one line; "" where nothing was declared."""
+    """The verdicts counted, and the first on the metric that decides, in one line; "" where nothing was declared."""
     if data.declaration is None:
         return ""
     judged = judge(data, finals)
