@@ -26,8 +26,8 @@ from grpo_lab.analysis.table_rows import rows_of
 
 NAME = "gap"
 BARS = (
-    "bars: 95% intervals; a, c: Student's t over base models; b: base models resampled for the area, "
-    "Clopper-Pearson over runs for alarms"
+    "bars: 95% intervals, Student's t over base models; areas under the curve: base models resampled; alarms: "
+    "Clopper-Pearson over runs"
 )
 _WIDTH, _HEIGHT = 10.0, 5.8  # inches
 _RULES = {"last": "the last", "train_reward": "highest training reward", "heldout": "highest held-out accuracy"}
@@ -87,14 +87,19 @@ def draw_gap(pooled: Pool) -> Drawn | None:
     comparable = pooled.comparable
     heading = "When did training reward mislead?"
     one = next(iter(announcements(pooled).values()))
+    pool = f"{len(pooled.runs)} runs of {len(pooled.sweeps)} sweeps"
     caption = (
-        f"{len(pooled.sweeps)} sweeps, {len(pooled.runs)} runs on {len(set(pooled.units))} base models. "
-        f"a: {len(comparable)} arms less their controls, and {len(pooled.contrasts) - len(comparable)} crosses, whose "
-        "training grader, questions or protocol are not the control's. Filled: both intervals exclude 0. Hollow: not. "
-        "Named: significantly opposite, before a correction. b: a loss is 10 points of downstream accuracy since step "
-        f"0; {one.losses} losses came after a reading, {one.at_once} before any. Blue: pairs of runs under the same "
-        "conditions; pale: of the same base model. c: points given away against the best checkpoint, chosen on other "
-        f"questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}"
+        f"{pool} on {len(set(pooled.units))} base models. Left: {len(comparable)} arms less their controls, and "
+        f"{len(pooled.contrasts) - len(comparable)} crosses, whose training grader, questions or protocol are not the "
+        "control's. Filled: both intervals exclude 0. Hollow: not. Named: significantly opposite, before a correction. "
+        "Warnings: a loss is 10 points of downstream accuracy since step 0; "
+        f"{one.losses} losses came after a reading, {one.at_once} before any. Dark: pairs of runs under the same "
+        "conditions; pale: of the same base model. Checkpoints: points given away against the best one, chosen on "
+        f"other questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}"
+    )
+    shown = (
+        f"{pool}. Hollow: an interval includes 0; cross: evaluated unlike its control; named: significantly opposite. "
+        "Bars: 95% intervals. A loss is 10 points since step 0"
     )
     with house_style(NAME):
         figure = new_figure(heading, _HEIGHT, _WIDTH)
@@ -103,7 +108,7 @@ def draw_gap(pooled: Pool) -> Drawn | None:
         _draw_contrasts(contrasts, pooled)
         _draw_indicators(figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[0, 2]), pooled)
         _draw_regrets(figure.add_subplot(grid[1, 1:]), numbers)
-        write_footer(figure, caption, 6)
+        write_footer(figure, shown)
         _name_contrasts(contrasts, pooled)
     return Drawn(NAME, figure, numbers, BARS, caption=caption)
 
@@ -137,9 +142,9 @@ def _draw_contrasts(axes: Axes, pooled: Pool) -> None:
     ):
         edge = "bottom" if colour == VERMILLION else "top"
         axes.text(x, y, words, ha=side, va=edge, fontsize=TINY, color=colour)
-    axes.set_xlabel("effect on training reward (share right), points")
-    axes.set_ylabel("effect on downstream accuracy, points")
-    axes.set_title("a  every arm against its control", loc="left", fontweight="bold")
+    axes.set_xlabel("effect on training correctness, percentage points")
+    axes.set_ylabel("effect on downstream accuracy, percentage points")
+    axes.set_title("Every arm against its control", loc="left", fontweight="bold")
 
 
 def _name_contrasts(axes: Axes, pooled: Pool) -> None:
@@ -172,7 +177,7 @@ def _draw_indicators(areas: Axes, alarms: Axes, pooled: Pool) -> None:
     alarms.set_yticks(range(len(names)), [""] * len(names))
     alarms.axvline(0.05, color=GREY, linewidth=0.8, linestyle=":")
     for axes, title, label in (
-        (areas, "b  what announces a loss", "area under the curve"),
+        (areas, "What warns of a loss", "area under the curve"),
         (alarms, "", "share with an alarm"),
     ):
         axes.set_ylim(len(names) - 0.5, -0.6)
@@ -198,10 +203,10 @@ def _draw_regrets(axes: Axes, numbers: pd.DataFrame) -> None:
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_yticks(range(len(RULES)), [_RULES[rule] for rule in RULES])
     axes.set_ylim(len(RULES) - 0.5, -0.5)
-    axes.set_xlabel("downstream accuracy given away, points")
+    axes.set_xlabel("downstream accuracy given away, percentage points")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_title("c  which checkpoint to take", loc="left", fontweight="bold")
+    axes.set_title("Which checkpoint to take", loc="left", fontweight="bold")
 
 
 def _bar(axes: Axes, found: Interval, y: float, colour: str, alpha: float = 1.0) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.effects.verdict import VERDICTS
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
-from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, house_style, new_figure, write_footer
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, house_style, new_figure, write_footer, write_legend
 from grpo_lab.analysis.metric_names import in_words
 from grpo_lab.analysis.table_rows import rows_of
 from pages.claims import Answer
 
 NAME = "claims"
-BARS = "mark: effect over its declared margin; bar: its 95% t interval over base models, likewise"
+BARS = "mark: effect divided by its declared margin; bar: its 95% t interval over base models, likewise"
 _COLOURS = dict(zip(VERDICTS, (GREEN, VERMILLION, BLUE, BLACK)))
-_WIDTH, _ROW = 9.4, 0.43  # inches: the figure, one claim
+_WIDTH, _ROW = 10.0, 0.3  # inches: the figure, one claim
 _TEXT = 84  # characters of a line of a claim
 _LIMIT = 8.0  # margins; what lies further out stands at the edge, with its number
 
@@ -37,6 +41,7 @@ def claim_numbers(found: Sequence[Answer]) -> pd.DataFrame:
             continue
         rows.append(
             {
+                "trick": answer.trick,
                 "claim": answer.claim.says,
                 "source": answer.claim.source,
                 "experiment": answer.design.name,
@@ -54,54 +59,54 @@ def claim_numbers(found: Sequence[Answer]) -> pd.DataFrame:
 
 
 def draw_claims(found: Sequence[Answer]) -> Drawn | None:
-    """The figure `claims`; None where none has been judged."""
+    """The figure `claims`, by trick; None where none has been judged."""
     numbers = claim_numbers(found)
     if numbers.empty:
         return None
-    heading = "What was measured of claims in the literature"
+    counts = numbers["verdict"].value_counts()
+    heading = "Claims of the literature: " + ", ".join(f"{counts[one]} {one}" for one in _COLOURS if one in counts)
     caption = (
-        f"{BARS[0].upper()}{BARS[1:]}. Grey: equivalent within the margin. Arrow: what the source expects. Hollow: the "
-        "interval is not reported. Verdicts are after Holm over the predictions of an experiment"
+        f"{BARS[:1].upper()}{BARS[1:]}. Grey: within the margin. Arrow: what the source expects. Hollow: no interval"
     )
+    tops = numbers["trick"] != numbers["trick"].shift()
+    heights = np.arange(len(numbers)) + 0.9 * tops.cumsum()
     with house_style(NAME):
-        figure = new_figure(heading, 1.0 + _ROW * len(numbers), _WIDTH)
+        figure = new_figure(heading, 1.1 + _ROW * float(heights.iloc[-1] + 1), _WIDTH)
         axes = figure.subplots()
         axes.axvspan(-1, 1, color=GREY, alpha=0.15, linewidth=0)
         axes.axvline(0, color=GREY, linewidth=1.0)
-        for y, row in enumerate(rows_of(numbers)):
-            colour = _COLOURS[row.verdict]
-            mean, low, high = (value / row.margin for value in (row.effect, row.low, row.high))
-            shown = min(max(mean, -_LIMIT), _LIMIT)
-            if not math.isnan(low):
-                ends = [min(max(end, -_LIMIT), _LIMIT) for end in (low, high)]
-                axes.plot(ends, [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
-            axes.plot(shown, y, "D", color=colour, markersize=5, markerfacecolor="white" if math.isnan(low) else colour)
-            said = f"{row.verdict}: {row.effect:+.3f} of {row.margin:g}"
-            side = "center" if abs(shown) < _LIMIT / 2 else "left" if shown < 0 else "right"  # into the picture
-            axes.annotate(
-                said, (shown, y), xytext=(0, 7), textcoords="offset points", ha=side, fontsize=TINY, color=colour
-            )
-            if row.expected != "within":
-                arrow, shift = ("→", 8) if row.expected == "above" else ("←", -8)
-                axes.annotate(
-                    arrow,
-                    (0, y),
-                    xytext=(shift, -6),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=SMALL,
-                    color=GREY,
-                )
+        for y, row in zip(heights, rows_of(numbers)):
+            _draw_claim(axes, float(y), row)
+        for y, trick in zip(heights[tops], numbers["trick"][tops]):
+            axes.text(-_LIMIT - 0.5, y - 0.8, f"{trick} ", ha="right", va="center", fontsize=SMALL, fontweight="bold")
         labels = [
-            textwrap.fill(f"{row.claim} ({row.source}; {row.metric}, {row.where})", _TEXT, max_lines=3)
+            textwrap.fill(f"{row.claim} ({row.metric}; {row.where})", _TEXT, max_lines=2, placeholder=" ...")
             for row in rows_of(numbers)
         ]
-        axes.set_yticks(range(len(numbers)), labels, fontsize=TINY)
-        axes.set_ylim(len(numbers) - 0.5, -0.6)
+        axes.set_yticks(heights, labels, fontsize=TINY - 1)
+        axes.set_ylim(float(heights.iloc[-1]) + 0.6, -0.5)
         axes.set_xlim(-_LIMIT - 0.5, _LIMIT + 0.5)
-        axes.set_xlabel("effect, in declared margins")
+        axes.set_xlabel("effect, as a multiple of the declared margin")
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.spines[["top", "right", "left"]].set_visible(False)
-        write_footer(figure, caption, 4)
+        shown = [(Line2D([], [], color=colour, marker="D", lw=1.8, ms=4), one) for one, colour in _COLOURS.items()]
+        write_legend(figure, [entry for entry in shown if entry[1] in counts], 4)
+        write_footer(figure, caption)
     return Drawn(NAME, figure, numbers, BARS, caption=caption)
+
+
+def _draw_claim(axes: Axes, y: float, row: Any) -> None:
+    """Effect and interval of a row of `claim_numbers` at the height y, and the effect in numbers at the right."""
+    colour = _COLOURS[row.verdict]
+    mean, low, high = (min(max(value / row.margin, -_LIMIT), _LIMIT) for value in (row.effect, row.low, row.high))
+    open_ended = math.isnan(row.low)
+    if not open_ended:
+        axes.plot([low, high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
+    axes.plot(mean, y, "D", color=colour, markersize=4, markerfacecolor="white" if open_ended else colour)
+    said = f"{row.effect:+.3f} of {row.margin:g}"
+    axes.text(_LIMIT + 0.7, y, said, va="center", fontsize=TINY - 1, color=colour)
+    if row.expected != "within":
+        arrow, shift = ("→", 7) if row.expected == "above" else ("←", -7)
+        place: dict[str, Any] = {"xytext": (shift, -4), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(arrow, (0, y), fontsize=TINY, color=GREY, **place)

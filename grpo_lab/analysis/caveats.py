@@ -440,6 +440,12 @@ def _runs(data: SweepData, labels: Iterable[tuple[str, str, int]]) -> str:
     return _listed(f"{place(data, level, arm)} seed {seed}" for level, arm, seed in labels)
 
 
+def levels_alike(data: SweepData) -> bool:
+    """True if the levels of a sweep were evaluated by one protocol, so that their values may share an axis."""
+    known = data.counted.dropna(subset="protocol")
+    return len({runs["protocol"].mode()[0] for _, runs in known.groupby("level")}) < 2
+
+
 def _protocols(data: SweepData) -> list[str]:
     """Runs that were asked or graded differently."""
     known = data.counted.dropna(subset="protocol")

@@ -87,9 +87,9 @@ QUANTITIES = {
     "eval/heldout_training/truncated": "truncated share, held-out, training protocol",
     "eval/downstream/truncated": "truncated share, downstream",
     "rollout/length": "response length, tokens",
-    OVERSTATEMENT: "overstatement (correctness in the loss - held-out accuracy, training protocol)",
-    MASKED_SHARE: "q a, the overstatement that masking predicts",
-    BEYOND: "overstatement - q a",
+    OVERSTATEMENT: "overstatement: training correctness in the loss less held-out accuracy",
+    MASKED_SHARE: "overstatement that masking predicts",
+    BEYOND: "overstatement less what masking predicts",
 }
 
 

@@ -328,7 +328,7 @@ def test_the_words_of_a_verdict(planted: Callable[..., SweepData]) -> None:
     assert "adjusted by Holm for 6 predictions, is below 0.05" in text
     assert "not run: 2 of 6 predictions" in text and "truncatd" not in text
     assert "Declared before the first run (" in text
-    assert "mask: +0." in text and "theory q a = 0.1" in text and "score: " in text and "theory 0" in text
+    assert "mask: +0." in text and "; predicted 0.1" in text and "score: " in text and "predicted 0" in text
 
 
 def test_the_family_is_what_was_asked_for(planted: Callable[..., SweepData]) -> None:

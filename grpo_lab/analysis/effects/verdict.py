@@ -243,12 +243,21 @@ def headline(data: SweepData, finals: FinalValues) -> str:
     number = Counter(words)
     counted = ", ".join(f"{number[word]} {word}" for word in dict.fromkeys(words))
     line = f"{counted} (predictions: {len(words)})" if words else "no predictions were declared"
+    return "; ".join(filter(None, [line, finding(data, finals)]))
+
+
+def finding(data: SweepData, finals: FinalValues) -> str:
+    """The first prediction on the metric that decides, with its verdict; "" where none was declared or run.
+
+    Such as `supported: mask_after is below score on downstream accuracy, -0.019 [-0.037, -0.001], n = 8`.
+    """
+    judged = judge(data, finals) if data.declaration else []
     deciding = [one for one in judged if one.prediction.metric == data.declaration.primary and one.difference.n]
     if not deciding:
-        return line
+        return ""
     first = deciding[0]
-    on = f"{claim(data, first)} on {in_words(first.prediction.metric)}"
-    return f"{line}; {on}: {first.verdict}, {first.difference.text('+')}, {first.difference.runs()}"
+    said = f"{first.verdict}: {claim(data, first)} on {in_words(first.prediction.metric)}"
+    return f"{said}, {first.difference.text('+')}, {first.difference.runs()}"
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
@@ -330,24 +339,24 @@ def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:
 
 
 def _overstatements(data: SweepData, finals: FinalValues) -> list[str]:
-    """Arms that mask truncated responses beside q a; the others, for which theory says 0, show what else differs."""
+    """Measured overstatement beside what masking predicts: of arms that mask, and of the others, where that is 0."""
     masking, others = [], []
     for level, arm in data.run_arms:
         measured, theory = (finals.interval(level, arm, name) for name in (OVERSTATEMENT, MASKED_SHARE))
         line = f"  {place(data, level, arm)}: {measured.text('+')}, n = {measured.n}"
         if finals.masks(level, arm):
             beyond = finals.interval(level, arm, BEYOND)
-            masking.append(f"{line}; theory q a = {theory.text()}, measured less theory {beyond.text('+')}")
+            masking.append(f"{line}; predicted {theory.text()}, measured less predicted {beyond.text('+')}")
         else:
-            filtered = finals.filters(level, arm)
-            others.append(f"{line}; {'only of groups with signal, so no theory' if filtered else 'theory 0'}")
+            why = "only of groups with reward variance, so no prediction"
+            others.append(f"{line}; {why if finals.filters(level, arm) else 'predicted 0'}")
     if not masking:
         return []
     return [
         "Overstatement of held-out accuracy by training correctness",
         "  Measured: the share of right answers among the responses in the loss, less held-out accuracy, both under",
-        "  the training protocol. Masking takes truncated responses out of the loss: with a share q of them and an",
-        "  accuracy a of the others, it should be q a too high; in arms without a mask, not at all (0).",
+        "  the training protocol. Masking takes truncated responses out of the loss. The predicted overstatement is",
+        "  their share times the accuracy of the others; in arms without a mask it is 0.",
         *masking,
         *others,
     ]

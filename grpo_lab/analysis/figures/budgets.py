@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
 from grpo_lab.analysis.figures.kind import FigureKind
@@ -60,9 +61,10 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     axes_of = means.drop_duplicates("axis").set_index("axis")["budget"]
     entries = [LOOKS[axis].entry(_equal(axis, axes_of[axis], finals)) for axis in LOOKS if axis in axes_of]
     height = 1.9 + max(0.4, 0.105 * len(axes_of) + 0.13) * heights.sum() + 0.3 * len(heights)
-    heading = "What every trick does at equal steps, tokens, operations and seconds"
+    heading = "What each trick does at equal steps, tokens, FLOPs and simulated seconds"
     with drawing(name, heading, height, bars, entries, 3) as figure:
-        shape: dict[str, Any] = {"height_ratios": list(heights), "sharex": "col", "squeeze": False}
+        shared = "col" if levels_alike(data) else "none"
+        shape: dict[str, Any] = {"height_ratios": list(heights), "sharex": shared, "squeeze": False}
         grid = figure.subplots(len(heights), len(limits), **shape)
         for level, of_row in zip(heights.index, grid):
             own = means[means["level"] == level]

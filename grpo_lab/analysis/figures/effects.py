@@ -9,6 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from grpo_lab.analysis.caveats import levels_alike
+from grpo_lab.analysis.effects.verdict import finding
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
@@ -23,7 +25,7 @@ from grpo_lab.analysis.tables.final import differences_of
 from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
-BARS = "mark: mean of the differences paired by seed; bar: its 95% t interval; dots: single seeds"
+BARS = "mark: mean difference to the control, paired by seed; bar: its 95% t interval; dots: single seeds"
 
 
 def shown_metrics(data: SweepData) -> dict[str, str]:
@@ -63,8 +65,10 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     arms = [arm for arm in data.arms if arm in set(numbers["arm"])]
     bars = BARS if numbers["low"].notna().any() else BARS_OF_FEW
     height = 1.1 + (0.44 * len(arms) + 0.3) * len(levels)
-    with drawing(name, f"Difference to {data.control}, paired by seed", height, bars) as figure:
-        grid = figure.subplots(len(levels), len(colours), sharex="col", squeeze=False)
+    heading = finding(data, finals) or f"How do the arms differ from {data.control}?"
+    with drawing(name, heading[:1].upper() + heading[1:], height, bars) as figure:
+        shared = "col" if levels_alike(data) else "none"
+        grid = figure.subplots(len(levels), len(colours), sharex=shared, squeeze=False)
         for level, row in zip(levels, grid):
             here = numbers[numbers["level"] == level]
             pairs = here.groupby("arm")["n"].max()
@@ -74,7 +78,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
             row[0].set_yticks(range(len(arms)), [f"{in_lines(arm, 30)}\nn = {pairs.get(arm, 0)}" for arm in arms])
             row[0].set_ylabel(level_label(data, level))
         for metric, axes in zip(colours, grid[0]):
-            axes.set_title(in_lines(title(metric), 92 // len(colours)), fontsize=SMALL)
+            axes.set_title(in_lines(title(metric).partition(": ")[0], 92 // len(colours)), fontsize=SMALL)
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, numbers))
 
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
 from grpo_lab.analysis.figures.kind import FigureKind
@@ -58,11 +59,12 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     second = (table["role"] == "beside").any()
     bars = BARS if table["low"].notna().any() else BARS_OF_FEW
     bars += BEYOND if (effects[["low", "high"]].abs() > limit).any(axis=None) else ""
-    name, heading = f"{data.record.name}_forest", "What every trick does to downstream accuracy, and to training reward"
+    name, heading = f"{data.record.name}_forest", "What each trick does to downstream accuracy and to training reward"
     height, entries = 1.7 + 0.3 * heights.sum() + 0.3 * len(heights), _entries(effects, bool(ends), is_ladder(data))
     with drawing(name, heading, height, bars, entries, 3) as figure:
         shape: dict[str, Any] = {"height_ratios": list(heights), "width_ratios": [2.2, 1] if second else [1]}
-        grid = figure.subplots(len(heights), 2 if second else 1, sharex="col", squeeze=False, **shape)
+        shared = "col" if levels_alike(data) else "none"
+        grid = figure.subplots(len(heights), 2 if second else 1, sharex=shared, squeeze=False, **shape)
         for (level, top), row in zip(heights.items(), grid):
             own = table[table["level"] == level]
             _panel(row[0], own[own["role"] == "effect"], ends.get(level, 0.0), limit)

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.figures.palette import GREY, Look
 from grpo_lab.analysis.figures.style import SMALL, in_lines
 from grpo_lab.analysis.sources.settings import Condition
@@ -50,13 +51,15 @@ def arm_panels(
     labels: tuple[str, str],
     titles: Mapping[str, str] | None = None,
 ) -> dict[Condition, Axes]:
-    """A panel on shared axes for every arm of `cells` at every level, with its name and what stands `over` it.
+    """A panel for every arm of `cells` at every level, with its name and what stands `over` it.
 
-    `labels` are those of the x axes and the y axes; `titles` replace names of arms that say too little.
+    Levels that were evaluated alike share the y axis. `labels` are those of the x axes and the y axes; `titles`
+    replace names of arms that say too little.
     """
     rows = arm_rows(data, cells)
     columns = len(rows[0][1])
-    grid = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
+    shared = True if levels_alike(data) else "row"
+    grid = figure.subplots(len(rows), columns, sharex=True, sharey=shared, squeeze=False)
     panels: dict[Condition, Axes] = {}
     for (level, row), of_row in zip(rows, grid):
         for axes in of_row[len(row) :]:

@@ -93,16 +93,23 @@ class Drawn:
 
 
 def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:
-    """The figure with caveats: all in its caption, and as many as two lines hold under it; unchanged without any."""
+    """The figure with caveats: all in its caption, what each is about in one line under it; unchanged without any."""
     if not notes:
         return drawn
     width = float(drawn.figure.get_figwidth())
-    lines = shortened(" ".join(notes), width * 0.9)
+    about = "; ".join(dict.fromkeys(_about(note) for note in notes))
+    lines = shortened(f"Caveats (in the verdict): {about}.", width * 0.9, 1)
     with house_style(drawn.name):
         look: dict[str, Any] = {"va": "top", "fontsize": TINY, "color": VERMILLION, "fontweight": "bold"}
         drawn.figure.text(0.01, 0.0, lines, in_layout=False, **look)
     caption = " ".join(filter(None, [drawn.caption, *notes]))
     return replace(drawn, below=0.08 + 0.15 * (lines.count("\n") + 1), caption=caption)
+
+
+def _about(note: str) -> str:
+    """The beginning of a caveat, which says what it is about."""
+    words = re.split(r"[:;,(]|\.(?: |$)", note)[0].strip()
+    return words[:1].lower() + words[1:]
 
 
 @contextlib.contextmanager
