@@ -219,12 +219,13 @@ def predictions_table(data: SweepData, finals: FinalValues) -> str:
         within = prediction.direction is Direction.within or judgement.verdict == "equivalent within the margin"
         p = judgement.equivalent if within else judgement.holm
         judged = judgement.verdict not in ("not run", "manipulation check failed")
+        shown = p_text(p).removeprefix("p ").removeprefix("= ") + (" (equivalence)" if within else "")
         cells = (
             claim(data, judgement),
             in_words(prediction.metric),
             difference.text("+") if judged else "",
             ", ".join(f"{value:+.3f}" for value in judgement.comparison.observed) if judged else "",
-            p_text(p).removeprefix("p ").removeprefix("= ") if judged and not math.isnan(p) else "",
+            shown if judged and not math.isnan(p) else "",
             judgement.verdict,
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.divergence.quantities import judge_quantities
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
+from grpo_lab.analysis.effects.speed import token_ratio
 from grpo_lab.analysis.effects.verdict import Judgement, counted, judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -93,6 +94,8 @@ def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
     slower, lower = judged[f"tokens_to_half/{HELDOUT}"], judged[HELDOUT]
     ratio = [2**value for value in (slower.difference.mean, slower.difference.low, slower.difference.high)]
     effect = "{:.2f} [{:.2f}, {:.2f}] times the tokens to half of the gain".format(*ratio)
+    why = token_ratio(data, finals, ("", "resample"), ("", data.control), HELDOUT, 0.5).why
+    effect += f" ({why}, counted at the whole budget)" if why else ""
     words = sorted({_word(one) for one in (slower, lower)})
     return Measured(f"{effect}; held-out {lower.difference.text('+')}{_n(lower.difference)}", " and ".join(words))
 
@@ -100,8 +103,8 @@ def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
 def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
     judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
                   and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
-    effect = f"downstream {judged.difference.text('+')}{_n(judged.difference)}"
-    return Measured(effect, f"equivalent within {judged.margin:g}" if judged.verdict == "supported" else _word(judged))
+    effect = f"downstream {judged.difference.text('+')}, margin {judged.margin:g}{_n(judged.difference)}"
+    return Measured(effect, _word(judged))
 
 
 FINDINGS = (
@@ -144,7 +147,7 @@ FINDINGS = (
         _dynamic_sampling,
     ),
     Finding(
-        "RL after fine-tuning on the base model's own right answers ends no higher than RL alone",
+        "RL after fine-tuning on the base model's own right answers ends where RL alone does",
         "[2501.12948](https://arxiv.org/abs/2501.12948)",
         "`length`",
         "warm_start",

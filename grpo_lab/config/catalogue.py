@@ -110,7 +110,7 @@ def tricks_list() -> str:
 
 def tricks_table() -> str:
     """The axes and their options as a markdown table, without the user's own."""
-    lines = ["| axis | what it decides | options, the plain one first |", "|---|---|---|"]
+    lines = ["| axis | what it decides | options, the default first |", "|---|---|---|"]
     for axis in axes([conf_folder()]):
         lines.append(f"| {axis.name} | {axis.question} | {', '.join(option.name for option in axis.options)} |")
     return "\n".join(lines)

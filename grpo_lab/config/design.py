@@ -190,7 +190,7 @@ class Design:
         str, Key("the arm that others are compared with", "an arm", "required, unless a `kind` gives it")
     ]
     primary: Annotated[str, Key("the metric that decides", METRIC)]
-    axis: Annotated[str, Key("the budget at which arms are compared", _AXES)]
+    axis: Annotated[str, Key("the unit of the budget at which arms are compared; not a trick axis", _AXES)]
     arms: Annotated[
         Mapping[str, tuple[str, ...]], Key("the arms", f"NAME: {OVERRIDES}", "required, unless a `kind` gives them")
     ]

@@ -1,4 +1,4 @@
-"""Correction: a weight for the sampler not being the learner.
+"""Correction: importance correction for sampler-learner mismatch.
 
 Below, rho_t = old_t / sampler_t: a token's probability under the learner before the updates, divided by its
 probability under the sampler. No weight carries gradient.

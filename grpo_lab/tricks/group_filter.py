@@ -1,4 +1,4 @@
-"""Group filter: what happens to groups without signal."""
+"""Group filter: what happens to zero-variance groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision: the arithmetic of the learner and of the sampler, two axes with the same options."""
+"""Precision: numerical precision of the learner and of the sampler, two axes with the same options."""
 
 from __future__ import annotations
 

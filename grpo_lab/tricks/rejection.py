@@ -1,4 +1,4 @@
-"""Rejection: which rows or tokens leave because the sampler is not the learner.
+"""Rejection: which responses or tokens leave for a large sampler-learner mismatch.
 
 Below, rho = old / sampler per token: the learner before the updates over the sampler. Three estimates of their
 divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. An option's name says how an estimate

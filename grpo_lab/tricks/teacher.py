@@ -1,4 +1,4 @@
-"""Teacher: another policy that says of every sampled token how likely it would have been."""
+"""Teacher: a teacher that scores every sampled token: on-policy distillation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truncation: how a truncated response, one that the token budget ended, counts."""
+"""Truncation: how a response cut off at the length limit counts."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_calls_from_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")
     exec(code.replace('"world=tiny"', '"world=tiny", "budget.amount=2", "tracking=none"'), {})
-    assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == 5
+    assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == 7
 
 
 def test_a_command_prints_what_the_page_shows(tmp_path: Path) -> None:
@@ -246,6 +246,19 @@ def test_the_verdict_that_is_explained_is_one_of_ours() -> None:
     (shown,) = blocks("text", (ROOT / "analysis" / "verdicts.md").read_text())
     folder = ROOT / "experiments" / "interruption_budgets" / "figures"
     assert shown in (folder / "interruption_budgets_verdict.txt").read_text()
+
+
+def test_the_declaration_that_is_explained_is_one_of_ours() -> None:
+    (shown,) = blocks("yaml", (ROOT / "experiments" / "declare.md").read_text())
+    declared = yaml.safe_load((ROOT / "experiments" / "length_bias" / "design.yaml").read_text())["design"]
+    for key, value in yaml.safe_load(shown)["design"].items():
+        whole = declared[key]
+        if isinstance(value, dict):
+            assert value.items() <= whole.items(), key
+        elif isinstance(value, list):
+            assert all(entry in whole for entry in value), key
+        else:
+            assert value == whole, key
 
 
 def test_version_and_licence_are_the_same_wherever_they_stand() -> None:
