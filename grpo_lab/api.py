@@ -19,6 +19,7 @@ import dis
 import hashlib
 import inspect
 import json
+import os
 import re
 import signal
 import subprocess
@@ -48,7 +49,10 @@ if TYPE_CHECKING:
 # How a sweep's command names it: at its start, or where nothing is left to run.
 _RECORDED = re.compile(r"(.+): (?:\d+ runs, \d+ finished before|all \d+ runs are finished)")
 
+GraderLike = Callable[..., float] | str | None  # a function, FILE:NAME or an option
 _NO_EFFECTS = ("average/", "budget/")  # final values that no trick is judged by
+
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE")  # a notebook sets them, and a sweep would redraw its progress in a pipe
 
 __all__ = ["Run", "compare", "load", "load_sweep", "sweep", "train"]
 
@@ -115,14 +119,14 @@ class Run:
         return pd.concat([read_rollouts(self.folder, step) for step in steps]) if steps else pd.DataFrame()
 
 
-def train(*overrides: str, reward: Callable[..., float] | str | None = None, **values: Any) -> Run:
+def train(*overrides: str, reward: GraderLike = None, verifier: GraderLike = None, **values: Any) -> Run:
     """Train a run in this process and return it; the same call again resumes it, or returns it once it is finished.
 
-    `values` are overrides too, as Python objects: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` is a
-    function of any of `prompt`, `response`, `answer`, `finished` and columns, by name, or `FILE:NAME`, and becomes
-    `reward=function`; any other string is an option, such as "strict". A run that stops on a non-finite loss, or with
-    nothing left to train on, is returned with the status `failed` and a message. Raises ValueError for bad input,
-    before a model is loaded.
+    `values` are overrides too, as Python objects: `seed=1`, or `**{"optimizer.learning_rate": 1e-4}`. `reward` grades
+    training and `verifier` evaluation. Each is a function of any of `prompt`, `response`, `answer`, `finished` and
+    columns, by name, or `FILE:NAME`, and becomes `reward=function`; any other string is an option, such as "strict". A
+    run that stops on a non-finite loss, or with nothing left to train on, is returned with the status `failed` and a
+    message. Raises ValueError for bad input, before a model is loaded.
     """
     from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_name import run_name
@@ -130,11 +134,12 @@ def train(*overrides: str, reward: Callable[..., float] | str | None = None, **v
     words = _words(overrides, values)
     if several := [word for word in words if _makes_several(word)]:
         raise ValueError(f"{several[0]} makes several runs: call api.sweep")
-    words += _of_reward(reward, words)
+    words += [*_of_grader("reward", reward, words), *_of_grader("verifier", verifier, words)]
     config, choices = compose_with_choices(words)
     name = run_name(choices.get("recipe", "plain"), words)
     from grpo_lab.loop import start  # after Hydra is set up, which also quiets the libraries that this loads
     from grpo_lab.tasks.function_reward import pool_of
+    from grpo_lab.tasks.grader_pool import close_all
     from grpo_lab.types import Exhausted
 
     pool_of.cache_clear()  # a function that was edited since the last call is loaded again
@@ -146,6 +151,8 @@ def train(*overrides: str, reward: Callable[..., float] | str | None = None, **v
             raise
         say(f"the run failed: {error}", error=True)
         return Run(folder)
+    finally:
+        close_all()  # a notebook's kernel would wait for them when it shuts down
 
 
 def sweep(
@@ -153,7 +160,8 @@ def sweep(
     experiment: str | None = None,
     add: Sequence[str | Sequence[str]] = (),
     leave_one_out: Sequence[str | Sequence[str]] = (),
-    reward: Callable[..., float] | str | None = None,
+    reward: GraderLike = None,
+    verifier: GraderLike = None,
     **values: Any,
 ) -> Tables:
     """Run a sweep in processes of its own, and return the tables of its runs: runs, curves, means, effects, verdict.
@@ -172,7 +180,7 @@ def sweep(
         arms = [additions] if isinstance(additions, str) else additions
         listed = ",".join(arm if isinstance(arm, str) else f"[{','.join(arm)}]" for arm in arms)
         words += [f"{key}=[{listed}]"] if listed else []
-    words += _of_reward(reward, words)
+    words += [*_of_grader("reward", reward, words), *_of_grader("verifier", verifier, words)]
     lines = _printing([sys.executable, "-m", "grpo_lab.train", "-m", *words])
     names = [found[1] for line in lines if (found := _RECORDED.fullmatch(line))]
     if not names:
@@ -187,10 +195,17 @@ def load(folder: str | Path) -> Run:
 
 
 def load_sweep(name: str, runs_dir: str | Path = "runs") -> Tables:
-    """The tables of a sweep, from its runs or, where they hold more, from the saved data of an experiment."""
-    from grpo_lab.analysis.tables import load as load_tables
+    """The tables of a sweep, from its runs or, where they hold more, from the saved data of an experiment.
 
-    return load_tables(name, str(Path(runs_dir).expanduser()) if "://" not in str(runs_dir) else str(runs_dir))
+    Saved data are those of ./experiments or, elsewhere, of the repository that this package is installed from.
+    """
+    from grpo_lab.analysis.tables import load as load_tables
+    from grpo_lab.config.folders import DATA, data_of, declared, experiments_folder
+
+    home = declared(experiments_folder()).get(name.partition(",")[0])
+    saved = home / DATA if home and not data_of(name).is_dir() else None
+    runs = str(Path(runs_dir).expanduser()) if "://" not in str(runs_dir) else str(runs_dir)
+    return load_tables(name, runs, saved)
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> pd.DataFrame:
@@ -297,30 +312,30 @@ def _runs_dir(words: Sequence[str]) -> Path:
     return Path(compose_config(own)["runs_dir"]).expanduser().absolute()
 
 
-def _of_reward(reward: Callable[..., float] | str | None, words: Sequence[str]) -> list[str]:
-    """The overrides that make it the reward."""
-    if reward is None:
+def _of_grader(slot: str, grader: GraderLike, words: Sequence[str]) -> list[str]:
+    """The overrides that make it the reward or the verifier."""
+    if grader is None:
         return []
-    if isinstance(reward, str) and ":" not in reward:
-        return [f"reward={reward}"]
-    place = reward if isinstance(reward, str) else _place_of(reward, words)
-    return ["reward=function", f"reward.path={_value(place)}"]
+    if isinstance(grader, str) and ":" not in grader:
+        return [f"{slot}={grader}"]
+    place = grader if isinstance(grader, str) else _place_of(slot, grader, words)
+    return [f"{slot}=function", f"{slot}.path={_value(place)}"]
 
 
-def _place_of(reward: Callable[..., float], words: Sequence[str]) -> str:
+def _place_of(slot: str, grader: Callable[..., float], words: Sequence[str]) -> str:
     """`FILE:NAME` or `package.module:NAME` of the function: its module where it can be imported, else a saved file.
 
     Raises ValueError with a remedy for what cannot be found by a name.
     """
-    name = getattr(reward, "__qualname__", repr(reward))
-    remedy = "write it to a file and pass reward='my_rewards.py:NAME'"
-    if not inspect.isfunction(reward) or not name.isidentifier():
-        raise ValueError(f"reward must be a function defined with def at the top level, got {name}: {remedy}")
-    if reward.__module__ == "__main__":
-        return f"{_saved(reward, name, _runs_dir(words) / 'rewards', remedy)}:{name}"
-    module = sys.modules[reward.__module__]
-    if getattr(module, name, None) is not reward:
-        raise ValueError(f"{reward.__module__} has no {name} that is this function, as after a decorator: {remedy}")
+    name = getattr(grader, "__qualname__", repr(grader))
+    remedy = f"write it to a file and pass {slot}='my_{slot}s.py:NAME'"
+    if not inspect.isfunction(grader) or not name.isidentifier():
+        raise ValueError(f"{slot} must be a function defined with def at the top level, got {name}: {remedy}")
+    if grader.__module__ == "__main__":
+        return f"{_saved(grader, name, _runs_dir(words) / 'rewards', remedy)}:{name}"
+    module = sys.modules[grader.__module__]
+    if getattr(module, name, None) is not grader:
+        raise ValueError(f"{grader.__module__} has no {name} that is this function, as after a decorator: {remedy}")
     if module.__package__:
         return f"{module.__name__}:{name}"
     return f"{Path(str(module.__file__)).absolute()}:{name}"
@@ -365,7 +380,9 @@ def _printing(command: Sequence[str]) -> list[str]:
     """
     lines: list[str] = []
     interrupted = False
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         assert process.stdout is not None
         while True:
             try:

@@ -218,7 +218,8 @@ def shared_pool() -> GraderPool:
     return _shared
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """End the workers of all pools of this process; the next grading starts new ones."""
     for pool in _pools:
         pool.close()
 
@@ -228,5 +229,5 @@ def _forget_all() -> None:
         pool.forget()
 
 
-atexit.register(_close_all)
+atexit.register(close_all)
 os.register_at_fork(after_in_child=_forget_all)

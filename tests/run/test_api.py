@@ -18,6 +18,7 @@ import grpo_lab.api
 from grpo_lab import api
 from grpo_lab.api import Run
 from grpo_lab.seeding import uniform
+from grpo_lab.tasks import grader_pool
 
 OUTSIDE = 2
 WORDS = ["world=tiny", "tracking=none", "rollouts_every=1", *SMALL]
@@ -82,8 +83,16 @@ def test_a_function_of_a_module_is_a_reward(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "my_rewards.py").write_text("def score(response, answer):\n    return float(answer in response)\n")
     monkeypatch.syspath_prepend(tmp_path)
     score = importlib.import_module("my_rewards").score
-    run = api.train(*WORDS, reward=score, runs_dir=tmp_path / "runs", **{"budget.amount": 1})
-    assert run.config.reward.path == f"{tmp_path / 'my_rewards.py'}:score" and run.status == "done"
+    run = api.train(*WORDS, reward=score, verifier=score, runs_dir=tmp_path / "runs", **{"budget.amount": 1})
+    assert run.config.reward.path == run.config.verifier.path == f"{tmp_path / 'my_rewards.py'}:score"
+    workers = [worker for pool in grader_pool._pools for worker in pool._workers]
+    assert run.status == "done" and not any(worker.lives() for worker in workers), "a notebook would wait for them"
+
+
+def test_saved_data_of_the_repository_are_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = api.load_sweep("length_bias")
+    assert len(tables.runs) == 24 and set(tables.verdict["arm"]) == {"constant", "token_mean"}
 
 
 NOTEBOOK = """
@@ -162,7 +171,7 @@ def test_a_function_that_its_module_has_under_another_name_is_refused(tmp_path: 
 
 
 def test_a_function_of_a_package_is_found_by_its_module() -> None:
-    assert grpo_lab.api._place_of(uniform, []) == "grpo_lab.seeding:uniform"
+    assert grpo_lab.api._place_of("reward", uniform, []) == "grpo_lab.seeding:uniform"
 
 
 def test_two_runs_of_an_arm_with_one_seed_are_refused(runs: dict[str, list[Run]]) -> None:
