@@ -127,8 +127,8 @@ site: $(SITE_STAMP) ## build the documentation as a site with search, build/site
 test: $(STAMP) ## run the tests that every change must pass (12 minutes on 2 cores)
 	@$(PYTEST) --dist worksteal -m "not extended and not vllm"
 
-test-all: $(NOTEBOOK_STAMP) ## run the rest, which takes longer: every recipe learns, composed pairs, faults of sweeps, statistics
-	@$(BIN)/python -c 'import jupytext, nbclient, ipykernel'
+test-all: $(NOTEBOOK_STAMP) $(SITE_STAMP) ## run the rest, which takes longer: every recipe learns, composed pairs, faults of sweeps, statistics
+	@$(BIN)/python -c 'import jupytext, nbclient, ipykernel, zensical, latex2mathml'
 	@$(PYTEST) --dist worksteal -m "extended and not vllm"
 
 test-vllm: $(VLLM_STAMP) ## run the tests of both vLLM engines (adds vLLM's CPU build as setup-vllm does)

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 # How a sweep's command names it: at its start, or where nothing is left to run.
 _RECORDED = re.compile(r"(.+): (?:\d+ runs, \d+ finished before|all \d+ runs are finished)")
 
-GraderLike = Callable[..., float] | str | None  # a function, FILE:NAME or an option
 _NO_EFFECTS = ("average/", "budget/")  # final values that no trick is judged by
-
 _COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE")  # a notebook sets them, and a sweep would redraw its progress in a pipe
+
+GraderLike = Callable[..., float] | str | None  # a function, FILE:NAME or an option
 
 __all__ = ["Run", "compare", "load", "load_sweep", "sweep", "train"]
 
@@ -152,7 +152,7 @@ def train(*overrides: str, reward: GraderLike = None, verifier: GraderLike = Non
         say(f"the run failed: {error}", error=True)
         return Run(folder)
     finally:
-        close_all()  # a notebook's kernel would wait for them when it shuts down
+        close_all()  # of every run of this process: a notebook's kernel would wait for them when it shuts down
 
 
 def sweep(
@@ -195,17 +195,21 @@ def load(folder: str | Path) -> Run:
 
 
 def load_sweep(name: str, runs_dir: str | Path = "runs") -> Tables:
-    """The tables of a sweep, from its runs or, where they hold more, from the saved data of an experiment.
+    """The tables of a sweep, from its runs or, where they hold more, from the saved data in ./experiments.
 
-    Saved data are those of ./experiments or, elsewhere, of the repository that this package is installed from.
+    A sweep that is in neither is looked for in the data of the repository that this package is installed from. Prints
+    which, where it is not the runs.
     """
+    from grpo_lab.analysis.sources.run_folders import recorded_names
     from grpo_lab.analysis.tables import load as load_tables
-    from grpo_lab.config.folders import DATA, data_of, declared, experiments_folder
+    from grpo_lab.config.folders import data_of, experiments_folder
 
-    home = declared(experiments_folder()).get(name.partition(",")[0])
-    saved = home / DATA if home and not data_of(name).is_dir() else None
     runs = str(Path(runs_dir).expanduser()) if "://" not in str(runs_dir) else str(runs_dir)
-    return load_tables(name, runs, saved)
+    own = "://" in runs or (Path(runs).is_dir() and name in recorded_names(Path(runs))) or data_of(name).is_dir()
+    tables = load_tables(name, runs, None if own else data_of(name, experiments_folder()))
+    if tables.data.notice:
+        say(tables.data.notice)
+    return tables
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> pd.DataFrame:

@@ -122,7 +122,7 @@ def list_metrics(_: argparse.Namespace) -> None:
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
-    """Print axes and options, one line each, or the tables of conf/README.md."""
+    """Print axes and options, one line each, or the tables of conf/README.md and conf/recipes.md."""
     from grpo_lab.config.hydra_setup import bootstrap
 
     bootstrap()
@@ -322,7 +322,8 @@ def draw_figures(arguments: argparse.Namespace) -> None:
     command = typed("grpo-lab")
     figures = ALL if arguments.all else arguments.figure
     built = build(arguments.name, arguments.runs, saved, arguments.to, command, arguments.external, figures)
-    text = "" if arguments.brief else f"{arguments.name}, from {built.source}\n\n{built.table}\n"
+    whole = arguments.verdict and not built.headline  # the verdict of what was not declared begins with the table
+    text = "" if arguments.brief or whole else f"{arguments.name}, from {built.source}\n\n{built.table}\n"
     say(*filter(None, [built.notice, text, built.verdict if arguments.verdict else ""]), sep="\n")
     program = "grpo-lab" if shutil.which("grpo-lab") else os.path.relpath(sys.argv[0])
     say(*what_to_open(built, arguments.name, arguments.runs, saved, arguments.to, program), sep="\n")

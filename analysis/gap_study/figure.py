@@ -98,8 +98,8 @@ def draw_gap(pooled: Pool) -> Drawn | None:
         f"other questions; dots: single conditions. {BARS[0].upper()}{BARS[1:]}"
     )
     shown = (
-        f"{pool}. Hollow: an interval includes 0; cross: evaluated unlike its control; named: significantly opposite. "
-        "Bars: 95% intervals. A loss is 10 points since step 0"
+        f"{pool}. Hollow: an interval includes 0; cross: other grader, questions or protocol; named: significantly "
+        "opposite. Bars: 95% intervals. A loss is 10 points since step 0"
     )
     with house_style(NAME):
         figure = new_figure(heading, _HEIGHT, _WIDTH)

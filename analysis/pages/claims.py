@@ -216,7 +216,8 @@ def predictions_table(data: SweepData, finals: FinalValues) -> str:
     ]
     for judgement in judge(data, finals):
         prediction, difference = judgement.prediction, judgement.difference
-        within = prediction.direction is Direction.within or judgement.verdict == "equivalent within the margin"
+        within = prediction.direction is Direction.within and judgement.verdict != "contradicted"
+        within |= judgement.verdict == "equivalent within the margin"
         p = judgement.equivalent if within else judgement.holm
         judged = judgement.verdict not in ("not run", "manipulation check failed")
         shown = p_text(p).removeprefix("p ").removeprefix("= ") + (" (equivalence)" if within else "")

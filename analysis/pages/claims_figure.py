@@ -64,9 +64,11 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
     if numbers.empty:
         return None
     counts = numbers["verdict"].value_counts()
-    heading = "Claims of the literature: " + ", ".join(f"{counts[one]} {one}" for one in _COLOURS if one in counts)
+    verdicts = ", ".join(f"{counts[one]} {one}" for one in _COLOURS if one in counts)
+    heading = f"{len(numbers)} claims of the literature that have a margin: {verdicts}"
     caption = (
-        f"{BARS[:1].upper()}{BARS[1:]}. Grey: within the margin. Arrow: what the source expects. Hollow: no interval"
+        f"{BARS[:1].upper()}{BARS[1:]}. Grey: within the margin. Arrow: what the source expects. Hollow: no interval. "
+        "Verdicts are after Holm"
     )
     tops = numbers["trick"] != numbers["trick"].shift()
     heights = np.arange(len(numbers)) + 0.9 * tops.cumsum()
@@ -80,7 +82,10 @@ def draw_claims(found: Sequence[Answer]) -> Drawn | None:
         for y, trick in zip(heights[tops], numbers["trick"][tops]):
             axes.text(-_LIMIT - 0.5, y - 0.8, f"{trick} ", ha="right", va="center", fontsize=SMALL, fontweight="bold")
         labels = [
-            textwrap.fill(f"{row.claim} ({row.metric}; {row.where})", _TEXT, max_lines=2, placeholder=" ...")
+            "\n".join(
+                textwrap.shorten(words, _TEXT, placeholder=" ...")
+                for words in (row.claim, f"{row.metric}; {row.where}")
+            )
             for row in rows_of(numbers)
         ]
         axes.set_yticks(heights, labels, fontsize=TINY - 1)

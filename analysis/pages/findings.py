@@ -58,11 +58,13 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
     fell, kept = (counted(finals, one) for one in data.design.counts)
     planned = len(data.design.bases)
     so_far = "" if fell.of == planned else f" (so far {fell.of} of {planned} base models)"
+    ends = [finals.interval("", arm, HELDOUT).mean for arm in ("plain", "soft_overlong")]
     effect = (
-        f"fell on {fell.number} of {fell.of} base models without the penalty, on {kept.number} of {kept.of} with it: "
-        f"{truth.difference.text('+')} log-odds; training reward {reward.difference.text('+')} ({_word(reward)})"
+        "accuracy ends at {:.2f} without and {:.2f} with the penalty".format(*ends)
+        + f" ({truth.difference.text('+')} log-odds); it fell on {fell.number} and {kept.number} of {fell.of} base "
+        f"models; training reward {reward.difference.text('+')}"
     )
-    return Measured(effect, f"{_word(truth)}{so_far}")
+    return Measured(effect, f"{_word(truth)}{so_far}; equal reward: {reward.verdict}")
 
 
 def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
@@ -71,7 +73,7 @@ def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
     cells = []
     for level, ranked in ranked_levels(data, finals).items():
         entropy, accuracy = (ranked.correlations[of].within(-1.0, 1.0).text("+") for of in ("train/entropy", HELDOUT))
-        words = ("rank correlation with entropy ", "accuracy ", "temperature gives ", " of the gain")
+        words = ("rank correlation with entropy ", "with accuracy ", "temperature gives ", " of the gain")
         first, second, gives, gain = ("", "", "", "") if cells else words
         cells.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
     supported = sum(one.verdict == "supported" for one in judged)
@@ -93,9 +95,9 @@ def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
     judged = {one.prediction.metric: one for one in judge(data, finals) if one.prediction.arm == "resample"}
     slower, lower = judged[f"tokens_to_half/{HELDOUT}"], judged[HELDOUT]
     ratio = [2**value for value in (slower.difference.mean, slower.difference.low, slower.difference.high)]
-    effect = "{:.2f} [{:.2f}, {:.2f}] times the tokens to half of the gain".format(*ratio)
+    effect = "{:.2f} [{:.2f}, {:.2f}] times the tokens to half of the control's gain".format(*ratio)
     why = token_ratio(data, finals, ("", "resample"), ("", data.control), HELDOUT, 0.5).why
-    effect += f" ({why}, counted at the whole budget)" if why else ""
+    effect += f" ({why}: a lower bound)" if why else ""
     words = sorted({_word(one) for one in (slower, lower)})
     return Measured(f"{effect}; held-out {lower.difference.text('+')}{_n(lower.difference)}", " and ".join(words))
 
@@ -103,22 +105,22 @@ def _dynamic_sampling(data: SweepData, finals: FinalValues) -> Measured:
 def _fine_tuning(data: SweepData, finals: FinalValues) -> Measured:
     judged = next(one for one in judge(data, finals) if one.prediction.arm == "rejection_sampling"
                   and one.prediction.metric == DOWNSTREAM and one.prediction.level == "length")  # fmt: skip
-    effect = f"downstream {judged.difference.text('+')}, margin {judged.margin:g}{_n(judged.difference)}"
+    effect = f"downstream {judged.difference.text('+')}{_n(judged.difference)}"
     return Measured(effect, _word(judged))
 
 
 FINDINGS = (
     Finding(
-        "When the training grader can be gamed, strict accuracy collapses; a soft length penalty prevents most of the "
-        "loss, while training reward differs little",
+        "When the training grader can be gamed, strict accuracy falls to near zero; a soft length penalty prevents "
+        "most of it, while training reward differs little",
         "[2503.14476](https://arxiv.org/abs/2503.14476)",
         "`guessable`, lenient grader",
         "same_reward",
         _same_reward,
     ),
     Finding(
-        "Recipes with higher training reward have lower entropy; accuracy follows in `search`, where lowering the "
-        "temperature gives little of the gain, and not measurably in `sums`, where it gives most",
+        "Training reward ranks recipes by low entropy, and by held-out accuracy in `search` only. In `sums`, lowering "
+        "the base model's temperature gives most of the reward gain",
         "-",
         "`sums`, `search`",
         "sharpness",
@@ -147,7 +149,7 @@ FINDINGS = (
         _dynamic_sampling,
     ),
     Finding(
-        "RL after fine-tuning on the base model's own right answers ends where RL alone does",
+        "RL after fine-tuning on the base model's own right answers ends within 0.05 of RL alone",
         "[2501.12948](https://arxiv.org/abs/2501.12948)",
         "`length`",
         "warm_start",

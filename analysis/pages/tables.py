@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from grpo_lab.analysis.divergence.quantities import judge_quantities, quantities_head, quantities_table
-from grpo_lab.analysis.effects.verdict import judge
+from grpo_lab.analysis.divergence.quantities import quantities_head, quantities_table
 from grpo_lab.analysis.scaling import compare, fit_sweep
+from grpo_lab.analysis.tables.headline import supported_text
 from grpo_lab.config.catalogue import with_tables
 from grpo_lab.config.design import Design
 from pages.claims import (
@@ -94,10 +93,8 @@ def _table(head: str, rows: list[list[str]]) -> str:
 def _answered(saved: SavedSweeps, design: Design) -> list[str]:
     page = (saved.folders[design.name] / "README.md").relative_to(EXPERIMENTS).as_posix()
     data, finals = data_of(design.name)
-    words = Counter(one.verdict for one in (*judge(data, finals), *judge_quantities(data, finals)))
-    supported, others = words.pop("supported", 0), [f"{number} {word}" for word, number in sorted(words.items())]
-    counted = [f"{supported} of {supported + sum(words.values())}", *others]
-    return [f"[{design.name}]({page})", design.question, "; ".join(counted)]
+    counted = supported_text(data, finals).replace(" predictions supported", "", 1)
+    return [f"[{design.name}]({page})", design.question, counted or "0 of 0"]
 
 
 def _waiting(design: Design) -> list[str]:

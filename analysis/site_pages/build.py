@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,14 +18,14 @@ from site_pages.look_up import generated_pages
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("zensical.toml")
 STYLE = CONFIG.with_name("extra.css")
-NOT_ON_THE_SITE = ("figures/", "data/")  # tables beside saved data are pages where a page links to them
+NOT_ON_THE_SITE = {"figures", "data", ".github"}  # tables beside saved data are pages where a page links to them
 
 
 def build_site(folder: Path) -> None:
     """Write the sources to `folder`/docs and the site to `folder`/site, and print where it starts.
 
-    Raises ValueError for a broken link or a page that no page leads to; zensical ends the process for one of its own
-    warnings, such as an anchor that does not exist.
+    Raises ValueError for a broken link or a page that no page leads to, and CalledProcessError where zensical warns, as
+    of an anchor that does not exist.
     """
     bootstrap()
     nav = _entries(tomllib.loads(CONFIG.read_text())["project"]["nav"])
@@ -39,8 +40,9 @@ def build_site(folder: Path) -> None:
         (folder / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / "docs" / name)
     shutil.copy(STYLE, folder / "docs")
-    head, _, rest = CONFIG.read_text().partition("nav = [")
-    (folder / "zensical.toml").write_text(f"{head}nav = {_toml(nav)}\n{rest.partition(chr(10) + ']')[2]}")
+    config, navs = re.subn(r"(?ms)^nav = \[\n.*?^\]\n", lambda _: f"nav = {_toml(nav)}\n", CONFIG.read_text())
+    assert navs == 1, "zensical.toml has one nav"
+    (folder / "zensical.toml").write_text(config)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run([*command, "-f", str(folder / "zensical.toml")], check=True)
     print(f"{len(found.pages)} pages: {folder / 'site' / 'index.html'}")
@@ -74,12 +76,12 @@ def _toml(nav: list[dict[str, Any]]) -> str:
     entries = []
     for entry in nav:
         ((title, target),) = entry.items()
-        value = json.dumps(page_name(target)) if isinstance(target, str) else _toml(target)
-        entries.append(f"{{ {json.dumps(title)} = {value} }}")
+        value = json.dumps(page_name(target), ensure_ascii=False) if isinstance(target, str) else _toml(target)
+        entries.append(f"{{ {json.dumps(title, ensure_ascii=False)} = {value} }}")
     return f"[{', '.join(entries)}]"
 
 
 def written_pages() -> list[str]:
     """The pages that people wrote, by path from the root."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [name for name in listed.splitlines() if not any(part in name for part in (*NOT_ON_THE_SITE, ".github/"))]
+    return [name for name in listed.splitlines() if not NOT_ON_THE_SITE & set(Path(name).parts)]

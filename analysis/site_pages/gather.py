@@ -11,11 +11,18 @@ from pathlib import Path, PurePosixPath
 import nbformat  # pyright: ignore[reportMissingImports]  of the extra `site`
 from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
 
-# A link or picture of Markdown: what is between the parentheses, split at an anchor.
-_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)]*)?(?=\))")
-_CODE = re.compile(r"(```.*?\n\s*```|`[^`\n]+`)", flags=re.S)
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+?)\$(?!\w)", flags=re.S)
-_PICTURES = (".png", ".svg", ".html", ".csv", ".parquet", ".gz", ".cff")
+# A link or picture of Markdown: what is between the parentheses, split at an anchor. Other forms are refused.
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s<]+)(#[^)]*)?(?=\))")
+_OTHER_LINK = re.compile(r"\]\((?:<|[^)\s]+ [\"'])|<(?:a href|img src)=|^\[[^\]]+\]: ", flags=re.M)
+# Fenced code, then code within a paragraph, which may go over a line.
+_CODE = re.compile(
+    r"^ *(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^ *(?P=fence)[`~]*[ \t]*$"
+    r"|(?P<tick>`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)(?P=tick)(?!`)",
+    flags=re.S | re.M,
+)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$\\])\$(?=\S)([^$\n]+?)(?<=\S)\$(?!\w)", flags=re.S)
+_COPIED = (".png", ".svg", ".html", ".csv", ".parquet", ".gz", ".cff")
+_LANGUAGES_OF_CELLS = {"%%bash": "bash", "%%capture": "python"}
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
@@ -40,7 +47,7 @@ def gather(root: Path, starts: list[str], generated: dict[str, str]) -> Gathered
             continue
         if path in generated:
             found.pages[name] = generated[path]
-        elif PurePosixPath(path).suffix in _PICTURES:
+        elif PurePosixPath(path).suffix in _COPIED:
             found.copies[path] = _existing(root, path, path)
         else:
             text = _text(root, path)
@@ -68,9 +75,9 @@ def _text(root: Path, path: str) -> str:
     if file.suffix == ".md":
         return file.read_text()
     if file.suffix == ".ipynb":
-        return "\n\n".join(_cells(file))
+        return "\n\n".join(_cells(file)) + "\n"
     language = _LANGUAGES.get(file.suffix, "makefile" if file.name == "Makefile" else "text")
-    return f"# {path}\n\n````{language}\n{file.read_text().rstrip()}\n````\n"
+    return f"# {path}\n\n{_fenced(file.read_text().rstrip(), language)}\n"
 
 
 def _cells(file: Path) -> Iterator[str]:
@@ -79,7 +86,7 @@ def _cells(file: Path) -> Iterator[str]:
         if cell.cell_type == "markdown":
             yield cell.source
             continue
-        yield f"```python\n{cell.source}\n```"
+        yield _fenced(cell.source, _LANGUAGES_OF_CELLS.get(cell.source.split("\n", 1)[0].split(" ")[0], "python"))
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "image/png" in data:
@@ -87,7 +94,11 @@ def _cells(file: Path) -> Iterator[str]:
             elif "text/html" in data:
                 yield f'<div class="output" markdown="0">\n{_without_blank_lines(data["text/html"])}\n</div>'
             elif text := data.get("text/plain", output.get("text", "")):
-                yield f"```text\n{text.rstrip()}\n```"
+                yield _fenced(text.rstrip(), "text")
+
+
+def _fenced(text: str, language: str) -> str:
+    return f"````{language}\n{text}\n````"
 
 
 def _without_blank_lines(html: str) -> str:
@@ -99,13 +110,28 @@ def _targets(root: Path, path: str, text: str) -> list[str]:
     """The files that the links of a page lead to."""
     if not path.endswith((".md", ".ipynb")):
         return []
-    prose = "".join(part for part in _CODE.split(text) if not _CODE.fullmatch(part))
-    return [_resolved(root, path, found[1]) for found in _LINK.finditer(prose)]
+    prose = [part for part, is_code in _parts(text) if not is_code]
+    for part in prose:
+        if other := _OTHER_LINK.search(part):
+            raise ValueError(f"{path}: write `{other[0]}...` as [text](target), the form that is checked")
+    return [_resolved(root, path, found[1]) for part in prose for found in _LINK.finditer(part)]
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """The text in pieces, each with whether it is code."""
+    end = 0
+    for found in _CODE.finditer(text):
+        yield text[end : found.start()], False
+        yield found[0], True
+        end = found.end()
+    yield text[end:], False
 
 
 def _resolved(root: Path, page: str, target: str) -> str:
     """The path from the root that a link means; a folder with a page of its own is that page."""
-    place = relpath((root / page).parent / target, root)
+    place = PurePosixPath(relpath((root / page).parent / target, root)).as_posix()
+    if place.startswith(".."):
+        raise ValueError(f"{page}: {target} is outside of the repository")
     _existing(root, place, page)
     return f"{place}/README.md" if (root / place / "README.md").is_file() else place
 
@@ -118,15 +144,11 @@ def _for_the_site(root: Path, path: str, text: str) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = _resolved(root, path, found[1])
-        if PurePosixPath(target).suffix not in _PICTURES:
+        if PurePosixPath(target).suffix not in _COPIED:
             target = page_name(target)
         return relpath(target, folder) + (found[2] or "")
 
-    parts = _CODE.split(text)
-    for at, part in enumerate(parts):
-        if not _CODE.fullmatch(part):
-            parts[at] = _FORMULA.sub(_math, _LINK.sub(link, part))
-    return "".join(parts)
+    return "".join(part if code else _FORMULA.sub(_math, _LINK.sub(link, part)) for part, code in _parts(text))
 
 
 def _math(found: re.Match[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import html
+from functools import partial
 
 import yaml
 
@@ -21,8 +23,15 @@ def generated_pages() -> dict[str, str]:
 
 
 def _table(head: str, rows: list[list[str]]) -> str:
-    cells = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows]
+    cells = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *cells])
+
+
+def _cell(text: str) -> str:
+    """The text of a table's cell: code as it is, and < and | as characters outside of it."""
+    parts = text.split("`")
+    parts[::2] = [html.escape(part, quote=False).replace("|", "&#124;") for part in parts[::2]]
+    return "`".join(part.replace("|", "\\|") if at % 2 else part for at, part in enumerate(parts))
 
 
 def _options() -> str:
@@ -30,14 +39,19 @@ def _options() -> str:
     sections = ["# Options", "`axis=option` on the command line selects one; `axis.number=value` sets a number of it."]
     for axis in axes():
         rows = [[f"`{one.name}`", one.text, _numbers(axis.name, one.name)] for one in axis.options]
-        sections += [f"## {axis.name}", f"{axis.question[:1].upper()}{axis.question[1:]}. The first is the plain one."]
+        sections += [f"## {axis.name}", f"{axis.question[:1].upper()}{axis.question[1:]}. The first is the default."]
         sections.append(_table("| option | what it does | numbers |", rows))
     return "\n\n".join(sections) + "\n"
 
 
 def _numbers(axis: str, option: str) -> str:
     values = yaml.safe_load(option_text(axis, option))
-    return ", ".join(f"`{name}={value}`" for name, value in values.items() if name != "defaults")
+    return ", ".join(f"`{name}={_typed(value)}`" for name, value in values.items() if name != "defaults")
+
+
+def _typed(value: object) -> str:
+    """A value as it is typed on the command line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
 
 
 def _metrics() -> str:
@@ -55,7 +69,7 @@ def _metrics() -> str:
 
 
 def _commands() -> str:
-    """The help of every command, as `grpo-lab COMMAND --help` prints it."""
+    """The help of every command; that of `train` and `sweep` is Hydra's, which `--help` prints."""
     top, commands = command_line()
     sections = ["# Commands", _block(top)]
     for name, command in commands.items():
@@ -66,6 +80,7 @@ def _commands() -> str:
 
 
 def _block(command: argparse.ArgumentParser) -> str:
+    command.formatter_class = partial(command.formatter_class, width=100)
     return f"```text\n{command.format_help().rstrip()}\n```"
 
 

@@ -22,7 +22,7 @@ from grpo_lab.analysis.effects.speed import speeds_text
 from grpo_lab.analysis.effects.spread import spread_text
 from grpo_lab.analysis.effects.suites import suites_text
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import headline, judge, verdict_text
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.external import draw_external
 from grpo_lab.analysis.figures.registry import default_figures, draw_all
 from grpo_lab.analysis.figures.style import save
@@ -33,6 +33,7 @@ from grpo_lab.analysis.scaling import fit_sweep, scaling_table
 from grpo_lab.analysis.sources.read import RUNS, read_source
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.resampling import SEED
+from grpo_lab.analysis.tables.headline import headline
 from grpo_lab.config.folders import data_of, folder_of
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.files import atomic_write
@@ -187,7 +188,7 @@ def describe_sources(data: SweepData, finals: FinalValues, command: Sequence[str
 def what_to_open(
     built: Built, name: str, runs: str, data: Path | None, to: Path | None = None, program: str = "grpo-lab"
 ) -> list[str]:
-    """Five lines: the verdict if something was declared, what to open, and where the list of all files is.
+    """Five lines: the verdict (none where nothing was declared), what to open, and where the list of all files is.
 
     `runs` is what the figures were asked of, `data` where saved numbers were looked for (None: nowhere), `to` the
     folder that was asked for, `program` how this command is called here.

@@ -442,6 +442,8 @@ def _runs(data: SweepData, labels: Iterable[tuple[str, str, int]]) -> str:
 
 def levels_alike(data: SweepData) -> bool:
     """True if the levels of a sweep were evaluated by one protocol, so that their values may share an axis."""
+    if "protocol" not in data.counted:
+        return True
     known = data.counted.dropna(subset="protocol")
     return len({runs["protocol"].mode()[0] for _, runs in known.groupby("level")}) < 2
 

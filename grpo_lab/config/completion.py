@@ -16,7 +16,7 @@ from argcomplete.io import warn
 from argcomplete.shell_integration import shellcode
 
 from grpo_lab.config.folders import conf_folder, declared, experiments_folder
-from grpo_lab.config.user_files import user_folders
+from grpo_lab.config.user_files import LOADER, check_yaml, user_folders
 
 _EXPERIMENTS = "experiments"  # the group of declared experiments, which are not in conf/
 _NOT_TYPED = ("defaults", "hydra", "cell", "design")  # keys of files that Hydra, a sweep or a declaration sets
@@ -28,7 +28,6 @@ _OF_SWEEPS = {
     "hydra/launcher=slurm": "one Slurm job per run",
     "hydra/launcher=ray": "one Ray task per run",
 }
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Texts = Mapping[str, str]  # what could be typed -> its description, which zsh and fish show
 
@@ -82,7 +81,7 @@ def _sweeps(parsed_args: argparse.Namespace, **_: object) -> Texts:
 
 
 def _of_tracker(**_: object) -> Texts:
-    return overrides("tracking.")
+    return {key: text for key, text in overrides("tracking.").items() if key.startswith("tracking.")}
 
 
 _COMPLETERS: Mapping[str, Callable[..., Texts]] = {
@@ -115,8 +114,8 @@ def _options(group: str) -> Texts:
 
 
 def _comment(path: Path) -> str:
-    lines = path.read_text(errors="replace").splitlines()
-    return next((line[2:] for line in lines if line.startswith("# ") and "@package" not in line), "")
+    head = path.read_text(errors="replace").splitlines()[:2]  # the first may be `# @package _global_`
+    return next((line[2:] for line in head if line.startswith("# ") and "@package" not in line), "")
 
 
 def _keys() -> Iterator[str]:
@@ -137,8 +136,9 @@ def _dotted(slot: str) -> Iterator[str]:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a file that a command line may set; none of a file that is no YAML, which a run reports."""
     try:
-        read = yaml.load(path.read_bytes(), Loader=_LOADER)
-    except (yaml.YAMLError, OSError):
+        check_yaml(path)  # aliases could expand to billions of entries
+        read = yaml.load(path.read_bytes(), Loader=LOADER)
+    except (yaml.YAMLError, OSError, ValueError):
         return {}
     return {key: value for key, value in read.items() if key not in _NOT_TYPED} if isinstance(read, dict) else {}
 

@@ -27,14 +27,14 @@ def declared(experiments: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(found, key=lambda path: path.parent.name)}
 
 
-def folder_of(name: str) -> Path:
-    """Where a sweep's data and figures are kept: the folder below ./experiments that declares it, or would.
+def folder_of(name: str, experiments: Path = Path("experiments")) -> Path:
+    """Where a sweep's data and figures are kept: the folder below `experiments` that declares it, or would.
 
     A sweep with overrides of its own is called as its experiment, with these after a comma.
     """
-    return declared(Path("experiments")).get(name.partition(",")[0], Path("experiments", name))
+    return declared(experiments).get(name.partition(",")[0], experiments / name)
 
 
-def data_of(name: str) -> Path:
+def data_of(name: str, experiments: Path = Path("experiments")) -> Path:
     """Where a sweep's numbers are saved unless a folder is given."""
-    return folder_of(name) / DATA
+    return folder_of(name, experiments) / DATA

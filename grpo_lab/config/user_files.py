@@ -25,7 +25,7 @@ LARGEST = 1_000_000  # bytes of one file
 DEEPEST = 50  # levels of nested collections
 MOST = 20_000  # entries of one file, with every alias expanded
 MOST_FILES = 2_000  # files of any kind in one folder, without hidden folders
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def user_folders() -> list[Path]:
@@ -69,7 +69,7 @@ def declares_a_sweep(arguments: Sequence[str]) -> bool:
 
 
 def _read(path: Path) -> dict:
-    read = yaml.load(path.read_bytes(), Loader=_LOADER) if path.is_file() else None
+    read = yaml.load(path.read_bytes(), Loader=LOADER) if path.is_file() else None
     return read if isinstance(read, dict) else {}
 
 
@@ -115,7 +115,7 @@ def _count(path: Path, changed: int, size: int) -> None:
     sizes: dict[str, int] = {}
     keys: list[list[str | None] | None] = []  # of every mapping that is open, keys and None for their values by turns
     open_: list[tuple[int, str | None]] = [(0, None)]  # entries so far, and the anchor
-    for event in yaml.parse(path.read_bytes(), Loader=_LOADER):
+    for event in yaml.parse(path.read_bytes(), Loader=LOADER):
         size = 0
         if isinstance(event, yaml.NodeEvent):
             _check_tag(path, event)

@@ -324,9 +324,9 @@ def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
     from grpo_lab.analysis.caveats import indistinguishable
     from grpo_lab.analysis.effects.arms import arms_table
     from grpo_lab.analysis.effects.manipulation_checks import failed_checks
-    from grpo_lab.analysis.effects.verdict import headline
     from grpo_lab.analysis.final_values import final_values
     from grpo_lab.analysis.sources.run_folders import load_sweep
+    from grpo_lab.analysis.tables.headline import headline
 
     data = load_sweep(runs_dir, name)
     if not data.finished.empty:

@@ -1,4 +1,4 @@
-"""Reward shaping: terms added to the verifier's reward."""
+"""Reward shaping: terms added to the grader's reward."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.contrasts import effects_markdown, trick_effects
 from grpo_lab.analysis.effects.table import effect_table, markdown
-from grpo_lab.analysis.effects.verdict import headline, judge, verdict_text
+from grpo_lab.analysis.effects.verdict import judge, verdict_text
 from grpo_lab.analysis.figures.curves import draw_curves
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.forest import draw_forest
@@ -36,6 +36,7 @@ from grpo_lab.analysis.stats.intervals import Interval, bounds, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line
 from grpo_lab.analysis.stats.ratio import jackknife_ratio
 from grpo_lab.analysis.stats.resampling import crossed_bootstrap
+from grpo_lab.analysis.tables.headline import headline
 from grpo_lab.sweeps.sweeper import _show_results
 from grpo_lab.tracking.terminal import Terminal
 

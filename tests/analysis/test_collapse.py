@@ -267,7 +267,7 @@ def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:
 # --- what took rows and groups out --------------------------------------------------------------------------
 
 
-def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement() -> None:
+def test_a_forced_answer_is_no_mask_and_nothing_is_predicted_of_a_filter() -> None:
     """`active_fraction/truncation` counts interrupted and stopped rows too; only what is beyond them left the loss."""
     tricks = ("interrupt", "mask", "filter")
     data = synthetic_sweep(Planted(tricks=tricks, kind="add_one", steps=10, every=5, questions=8, seeds=(0, 1)))
@@ -284,9 +284,10 @@ def test_a_forced_answer_is_no_mask_and_a_filter_has_no_theory_of_overstatement(
     assert [finals.masks("", f"+{name}") for name in tricks] == [False, True, False]
     assert [finals.filters("", f"+{name}") for name in tricks] == [False, False, True]
     text = verdict_text(data, finals)
-    theory = {line.split(":")[0].strip(): line for line in text.splitlines() if "theory" in line and ":" in line}
-    assert "; predicted 0." in theory["+mask"] and "predicted 0" in theory["+interrupt"]
-    assert "no theory" in theory["+filter"] and "theory 0" not in theory["+filter"]
+    lines = text.partition("Overstatement of held-out")[2].splitlines()
+    predicted = {line.split(":")[0].strip(): line.partition(";")[2] for line in lines if "; " in line}
+    assert predicted["+mask"].startswith(" predicted 0.") and predicted["+interrupt"] == " predicted 0"
+    assert predicted["+filter"] == " only of groups with reward variance, so no prediction"
 
 
 # ---- runs that had nothing left to train on

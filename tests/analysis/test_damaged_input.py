@@ -255,7 +255,7 @@ def test_data_and_rollouts(damage: str, runs: Path, tmp_path: Path, command: Cal
 
 
 def figures_and_report(runs: Path, to: Path, command: Callable[..., Said], row: Row) -> None:
-    said = command("figures", "small", "--runs", runs, "--only-runs", "--to", to)
+    said = command("figures", "small", "--runs", runs, "--only-runs", "--to", to, "--verdict")
     assert row.ends or printable((to / "small_verdict.txt").read_text()) in said.printed
     said = command("report", "small", "--runs", runs, "--only-runs", "--to", to)
     page = "" if row.ends else (to / "small.html").read_text()

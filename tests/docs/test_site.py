@@ -42,6 +42,66 @@ def test_a_link_is_followed_and_rewritten_and_code_is_not(tmp_path: Path) -> Non
     assert "```yaml\nb: 1\n" in found.pages["a/x.yaml.md"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("`a\nb` [l](x.yaml) `c`", "`a\nb` [l](x.yaml.md) `c`"),
+        ("``a`b`` [l](x.yaml)", "``a`b`` [l](x.yaml.md)"),
+        ("~~~\n[l](nowhere.md)\n~~~", "~~~\n[l](nowhere.md)\n~~~"),
+        ("costs $5 (or 6$) or \\$7 and 8$", "costs $5 (or 6$) or \\$7 and 8$"),
+    ],
+)
+def test_code_and_prices_stay_as_they_are(tmp_path: Path, text: str, shown: str) -> None:
+    from site_pages.gather import gather
+
+    (tmp_path / "x.yaml").write_text("b: 1\n")
+    (tmp_path / "start.md").write_text(text)
+    assert gather(tmp_path, ["start.md"], {}).pages["start.md"] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[l](x.yaml "title")', r"start\.md: write `\]\(x\.yaml \"\.\.\.` as"),
+        ("<a href='x.yaml'>", r"start\.md: write `<a href=\.\.\.` as"),
+        ("[l](../../etc)", r"\.\./\.\./etc is outside of the repository"),
+    ],
+)
+def test_a_link_that_would_not_be_checked_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    from site_pages.gather import gather
+
+    (tmp_path / "start.md").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        gather(tmp_path, ["start.md"], {})
+
+
+def test_a_notebook_shows_its_code_and_its_outputs(tmp_path: Path) -> None:
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+    from site_pages.gather import gather
+
+    table = new_output("execute_result", {"text/html": "<style>x</style><table>\n\n<tr></tr></table>"})
+    cells = [
+        new_markdown_cell("# N"),
+        new_code_cell("%%bash\nls", outputs=[new_output("stream", text="a\n")]),
+        new_code_cell("1", outputs=[table, new_output("display_data", {"image/png": "abc\n"})]),
+    ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "n.ipynb")
+    page = gather(tmp_path, ["n.ipynb"], {}).pages["n.ipynb.md"]
+    assert page.startswith("# N\n\n````bash\n%%bash\nls\n````\n\n````text\na\n````")
+    assert "<table>\n<tr></tr></table>" in page and "![](data:image/png;base64,abc)" in page and "<style>" not in page
+
+
+def test_a_page_that_no_page_leads_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from site_pages import build
+
+    monkeypatch.setattr(build, "written_pages", lambda: ["README.md", "lost.md"])
+    with pytest.raises(
+        ValueError, match=r"no page leads to lost\.md: add an entry to analysis/site_pages/zensical.toml"
+    ):
+        build.build_site(tmp_path)
+
+
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     from site_pages.gather import gather
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.manipulation_checks import failed_checks
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import in_words, title
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count, barnard
@@ -234,34 +233,39 @@ def claim(data: SweepData, judgement: Judgement) -> str:
     return f"{place(data, prediction.level, prediction.arm)} is {where} {reference}"
 
 
-def headline(data: SweepData, finals: FinalValues) -> str:
-    """The verdicts counted, and the first on the metric that decides, in one line; "" where nothing was declared."""
-    if data.declaration is None:
-        return ""
-    judged = judge(data, finals)
-    words = [one.verdict for one in judged] + [count_verdict(data, finals, one) for one in data.declaration.counts]
-    number = Counter(words)
-    counted = ", ".join(f"{number[word]} {word}" for word in dict.fromkeys(words))
-    line = f"{counted} (predictions: {len(words)})" if words else "no predictions were declared"
-    return "; ".join(filter(None, [line, finding(data, finals)]))
-
-
 def finding(data: SweepData, finals: FinalValues) -> str:
-    """The first prediction on the metric that decides, with its verdict; "" where none was declared or run.
+    """The predictions on the metric that decides in one line; "" where none was judged against the control.
 
-    Such as `supported: mask_after is below score on downstream accuracy, -0.019 [-0.037, -0.001], n = 8`.
+    Such as `supported: mask_after is below score on downstream accuracy, -0.019 [-0.037, -0.001], n = 8`. Of several
+    their number that is supported; where one is, which.
     """
-    judged = judge(data, finals) if data.declaration else []
-    deciding = [one for one in judged if one.prediction.metric == data.declaration.primary and one.difference.n]
-    if not deciding:
+    judged = [
+        one
+        for one in (judge(data, finals) if data.declaration else ())
+        if one.prediction.metric == data.declaration.primary and one.verdict != "not run"
+        if not one.prediction.against and one.reference[1] == data.control
+    ]
+    if not judged:
         return ""
-    first = deciding[0]
-    said = f"{first.verdict}: {claim(data, first)} on {in_words(first.prediction.metric)}"
-    return f"{said}, {first.difference.text('+')}, {first.difference.runs()}"
+    on = title(judged[0].prediction.metric)
+    if len(judged) == 1:
+        return _one_finding(data, judged[0], on)
+    supported = [claim(data, one) for one in judged if one.verdict == "supported"]
+    which = f": {supported[0]}" if len(supported) == 1 else ""
+    return f"{len(supported)} of {len(judged)} predictions supported on {on}{which}"
+
+
+def _one_finding(data: SweepData, judgement: Judgement, on: str) -> str:
+    measured = f"{judgement.difference.text('+')}, {judgement.difference.runs()}"
+    if judgement.verdict == "manipulation check failed":
+        return f"{judgement.verdict}: {judgement.reason}"
+    if judgement.verdict == "supported":
+        return f"supported: {claim(data, judgement)} on {on}, {measured}"
+    return f"{judgement.verdict}, though predicted: {claim(data, judgement)} on {on}, {measured}"
 
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
-    """The question, each prediction with its verdict, tuned numbers, overstatement beside theory, and the caveats."""
+    """The question, each prediction with its verdict, tuned numbers, overstatement, and caveats."""
     known, chosen = caveats(data, finals), chosen_numbers(data.record)
     parts = [
         _predictions(data, data.declaration, finals) if data.declaration else arms_table(data, finals),

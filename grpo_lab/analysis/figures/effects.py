@@ -25,6 +25,7 @@ from grpo_lab.analysis.tables.final import differences_of
 from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
+_SHORT = {OVERSTATEMENT: "overstatement"}  # the caption of its table says of what
 BARS = "mark: mean difference to the control, paired by seed; bar: its 95% t interval; dots: single seeds"
 
 
@@ -78,7 +79,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
             row[0].set_yticks(range(len(arms)), [f"{in_lines(arm, 30)}\nn = {pairs.get(arm, 0)}" for arm in arms])
             row[0].set_ylabel(level_label(data, level))
         for metric, axes in zip(colours, grid[0]):
-            axes.set_title(in_lines(title(metric).partition(": ")[0], 92 // len(colours)), fontsize=SMALL)
+            axes.set_title(in_lines(_SHORT.get(metric, title(metric)), 92 // len(colours)), fontsize=SMALL)
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, numbers))
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.palette import BLACK, GREY, Entry, Look, looks
@@ -61,7 +62,8 @@ def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
     heading = f"{data.record.name}: are responses as long as they are asked to be?"
     height = 1.3 + len(levels) * (2.4 + 0.14 * len(arms))
     with drawing(name, heading, height, bands, _legend(look), 3) as figure:
-        panels = figure.subplots(len(levels), 2, sharex=True, sharey="col", squeeze=False)
+        shared = "col" if levels_alike(data) else "none"
+        panels = figure.subplots(len(levels), 2, sharex=True, sharey=shared, squeeze=False)
         for level, row in zip(levels, panels):
             for axes, series in zip(row, QUANTITIES):
                 own = numbers[(numbers["level"] == level) & (numbers["series"] == series)]
@@ -72,7 +74,8 @@ def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
             row[0].set_title("\n".join(over), fontsize=SMALL)
         for axes in panels[-1]:
             axes.set_xlabel("target length (tokens)")
-        panels[0, 0].set_ylim(bottom=0)
+        for axes in panels[:, 0]:
+            axes.set_ylim(bottom=0)
         panels[0, 1].set_ylim(bottom=0)
         panels[0, 0].xaxis.set_major_locator(MaxNLocator(7, integer=True))
     return Drawn(name, figure, numbers, bands, caption=_caption(data, finals))
