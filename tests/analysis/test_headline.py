@@ -56,7 +56,7 @@ def test_the_line_under_a_figure_says_what_its_caveats_are_about() -> None:
     data, finals = data_of("interruption_budgets")
     (drawn,), _ = draw_all(data, finals, ["effects"])
     lines = [text.get_text() for text in drawn.figure.texts]
-    assert "Caveats (in full in the report): two groups; not evaluated alike." in lines
+    assert "Caveats (in the verdict): two groups; not evaluated alike." in lines
     assert "Not evaluated alike: task, template" in drawn.caption
     plain = replace(drawn, caption="")
     assert with_notes(plain, []) is plain

@@ -98,7 +98,7 @@ def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:
         return drawn
     width = float(drawn.figure.get_figwidth())
     about = "; ".join(dict.fromkeys(_about(note) for note in notes))
-    lines = shortened(f"Caveats (in full in the report): {about}.", width * 0.9, 1)
+    lines = shortened(f"Caveats (in the verdict): {about}.", width * 0.9, 1)
     with house_style(drawn.name):
         look: dict[str, Any] = {"va": "top", "fontsize": TINY, "color": VERMILLION, "fontweight": "bold"}
         drawn.figure.text(0.01, 0.0, lines, in_layout=False, **look)
