@@ -20,8 +20,10 @@ _CODE = re.compile(
     r"|(?P<tick>`+)(?!`)(?:(?!\n\s*\n).)+?(?<!`)(?P=tick)(?!`)",
     flags=re.S | re.M,
 )
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$\\])\$(?=\S)([^$\n]+?)(?<=\S)\$(?!\w)", flags=re.S)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$\\])\$(?=\S)([^$\n]+?)(?<![\s\\])\$(?!\w)", flags=re.S)
 _COPIED = (".png", ".svg", ".html", ".csv", ".parquet", ".gz", ".cff")
+# Pages of source code would come before those that explain it.
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _LANGUAGES_OF_CELLS = {"%%bash": "bash", "%%capture": "python"}
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
@@ -77,7 +79,7 @@ def _text(root: Path, path: str) -> str:
     if file.suffix == ".ipynb":
         return "\n\n".join(_cells(file)) + "\n"
     language = _LANGUAGES.get(file.suffix, "makefile" if file.name == "Makefile" else "text")
-    return f"# {path}\n\n{_fenced(file.read_text().rstrip(), language)}\n"
+    return f"{_NOT_SEARCHED}# {path}\n\n{_fenced(file.read_text().rstrip(), language)}\n"
 
 
 def _cells(file: Path) -> Iterator[str]:
