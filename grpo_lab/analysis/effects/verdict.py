@@ -239,10 +239,13 @@ def finding(data: SweepData, finals: FinalValues) -> str:
     Such as `supported: mask_after is below score on downstream accuracy, -0.019 [-0.037, -0.001], n = 8`. Of several
     their number that is supported; where one is, which.
     """
+    if data.declaration is None:
+        return ""
+    primary = data.declaration.primary
     judged = [
         one
-        for one in (judge(data, finals) if data.declaration else ())
-        if one.prediction.metric == data.declaration.primary and one.verdict != "not run"
+        for one in judge(data, finals)
+        if one.prediction.metric == primary and one.verdict != "not run"
         if not one.prediction.against and one.reference[1] == data.control
     ]
     if not judged:
