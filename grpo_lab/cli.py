@@ -536,14 +536,14 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
         "--steps", nargs="+", default=["last"], help="all, last, best or numbers; 0 is before the first"
     )
     evaluated.add_argument("--base", action="store_true", help="step 0, too: the model that RL began with")
-    evaluated.add_argument("--metric", help="what counts as accuracy (default: the task's first that is better higher)")
+    evaluated.add_argument("--metric", help="metric used as accuracy (default: the task's first higher-is-better)")
     evaluated.add_argument("--limit", type=int, help="number of questions of each task")
     evaluated.add_argument("--num-fewshot", type=int, help="solved examples before each question (lm_eval)")
     evaluated.add_argument("--apply-chat-template", action="store_true", help="ask as the model's chats do")
     evaluated.add_argument("--include-path", help="a folder with tasks of your own (lm_eval)")
     evaluated.add_argument("--batch-size", default="16", help="a number, or auto (lm_eval); default: 16")
     evaluated.add_argument("--device", help="such as cpu or cuda:0 (default: a GPU where there is one)")
-    evaluated.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
+    evaluated.add_argument("--dtype", default="float32", help="data type of the weights (default: float32)")
     evaluated.add_argument("--python", default=sys.executable, help="a Python that has the harness (default: this one)")
     evaluated.add_argument("--again", action="store_true", help="measure again what was measured")
     evaluated.set_defaults(run=evaluate_runs)
@@ -560,7 +560,7 @@ def _add_steering(commands: argparse._SubParsersAction) -> None:
     stop.add_argument("name", help="its folder, or its title as status shows it, such as 'base seed=0'")
     stop.add_argument("--sweep", help="the sweep it is of (default: the latest)")
     stop.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
-    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for its end (default: 60)")
+    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait (default: 60)")
     stop.set_defaults(run=stop_run)
 
 
@@ -569,7 +569,7 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
     power.add_argument("name", metavar="EXP", help="an experiment, as its folder in experiments/ is called")
     power.add_argument("--pilot", help="a sweep, or a folder of runs that has this one (default: the experiment's own)")
     power.add_argument(
-        "--effect", type=float, nargs="+", default=(), help="what to find, in the metric's unit (default: its margins)"
+        "--effect", type=float, nargs="+", default=(), help="effects to detect, in the metric's unit (default: margins)"
     )
     power.add_argument("--metric", default="", help="only of this metric (default: all of the predictions)")
     power.add_argument("--trials", type=int, default=400, help="simulated sweeps; 0 for none (default: 400)")
@@ -603,8 +603,8 @@ def _add_import(commands: argparse._SubParsersAction) -> None:
         "folder", type=Path, help="what it wrote: an output folder, trainer_state.json, metrics.jsonl"
     )
     external.add_argument("--as", dest="name", required=True, help="the sweep that it is kept in")
-    external.add_argument("--label", default="", help="of its arm, external:LABEL (default: the framework)")
-    external.add_argument("--seed", type=int, default=0, help="of the run, where a label has several (default: 0)")
+    external.add_argument("--label", default="", help="name its arm external:LABEL (default: the framework)")
+    external.add_argument("--seed", type=int, default=0, help="seed of the run, if a label has several (default: 0)")
     external.add_argument("--accuracy", default="", help="of several rewards: the one that measures correctness")
     external.add_argument("--heldout", default="", help="of several evaluation sets: the one of held-out questions")
     external.add_argument("--downstream", default="", help="the evaluation set of harder questions")
@@ -620,7 +620,7 @@ def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts.add_argument("--level", help="of a sweep: its level")
     rollouts.add_argument("--seed", type=int, help="of a sweep: the seed (default: the first)")
     rollouts.add_argument(
-        "--against", metavar="ARM", help="beside it: an arm (same seed) or a run folder; pairs of which either passes"
+        "--against", metavar="ARM", help="arm (same seed) or run folder to show beside it; pairs where either passes"
     )
     rollouts.add_argument("--step", type=int, help="the step whose responses to show (default: the last kept)")
     for name, words in (("correct", "right"), ("truncated", "truncated by the budget"), ("in-loss", "in the loss")):
@@ -745,7 +745,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     sync.set_defaults(run=sync_runs)
     pages = commands.add_parser("ui", help="start the MLflow UI for a folder of runs and print a link to each sweep")
     pages.add_argument("--runs", type=Path, default=Path(RUNS), help="the folder of runs (default: runs)")
-    pages.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
+    pages.add_argument("--port", type=int, default=5000, help="port of the UI (default: 5000)")
     pages.set_defaults(run=open_ui)
     measured = commands.add_parser("cost-model", help="seconds of simulated time, measured on runs, as overrides")
     measured.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="a run's folder, of schedule=sync")
@@ -816,7 +816,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     data.add_argument(
         "--lean", action="store_true", help="only what tables and verdicts read: few metrics of steps, no answers"
     )
-    data.add_argument("--compact", action="store_true", help="six digits of what is no count, two thirds of the room")
+    data.add_argument("--compact", action="store_true", help="six digits for all but counts: two thirds of the size")
     data.set_defaults(run=export_data)
     _add_steering(commands)
     _add_rollouts(commands)

@@ -160,7 +160,7 @@ def _shared(data: SweepData) -> list[str]:
     for row in rows_of(data.runs[data.runs["same_as"] != ""]):
         named.setdefault(row.same_as, []).append(f"{place(data, row.level, row.arm)} seed {row.seed}")
     said = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
-    return [f"One run under several labels, since these cannot differ: {said}."] if said else []
+    return [f"Runs shared by several labels, whose results cannot differ: {said}."] if said else []
 
 
 def _identical(data: SweepData) -> list[str]:
@@ -181,7 +181,7 @@ def _identical(data: SweepData) -> list[str]:
         pairs = whole if seeds <= _alike(exact, own, other) else apart
         pairs.append(f"{name_of(own)} as {name_of(other)} ({len(seeds)} of {of} runs)")
     return [
-        f"Identical: {words} at every step in {'; '.join(pairs)}; a difference between them says nothing of a trick."
+        f"Identical: {words} at every step in {'; '.join(pairs)}; differences between them are not a trick's effect."
         for words, pairs in found.items()
         if pairs
     ]
@@ -254,14 +254,14 @@ def _code(data: SweepData) -> list[str]:
     lines = [] if len(commits) == 1 else [f"The finished runs are of {len(commits)} commits: {_listed(commits)}."]
     changed = int(data.finished["dirty"].eq(True).sum())
     if changed:
-        lines.append(f"{changed} finished runs are of code that differs from its commit; source.diff in each says how.")
+        lines.append(f"{changed} finished runs used uncommitted changes, saved as source.diff in each run folder.")
     resumed = data.counted[data.counted["changed_code"] != ""]
     if len(resumed):
         named = _listed(
             f"{place(data, row.level, row.arm)} seed {row.seed} (after step {row.changed_code})"
             for row in rows_of(resumed)
         )
-        lines.append(f"{len(resumed)} runs were resumed with changed code, and are of no one code: {named}.")
+        lines.append(f"{len(resumed)} runs were resumed with changed code, so they mix two versions or more: {named}.")
     return lines
 
 
@@ -283,7 +283,7 @@ def _lost(data: SweepData) -> list[str]:
     named = _listed(f"{place(data, row.level, row.arm)} seed {row.seed} (step {row.lost})" for row in rows_of(lost))
     if not named:
         return []
-    return [f"{len(lost)} runs have lost evaluation tables: {named}; what is said of single questions is without them."]
+    return [f"{len(lost)} runs have lost evaluation tables: {named}; per-question results exclude them."]
 
 
 def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
@@ -291,7 +291,7 @@ def _collapsed(data: SweepData, finals: FinalValues) -> list[str]:
     values = finals.values
     stopped, fell = values[values["stopped"]], values[values["collapsed"] & ~values["stopped"]]
     as_what = "accuracy and reward 0 from there on" if finals.collapsed_as is Collapsed.zero else "their last values"
-    lines = [f"Collapsed before X: {len(stopped)} of {len(values)} runs, counted with {as_what}."]
+    lines = [f"Collapsed before the common budget: {len(stopped)} of {len(values)} runs, counted with {as_what}."]
     lines = lines if len(stopped) else []
     if len(fell):
         lines.append(
@@ -309,8 +309,8 @@ def _exhausted(data: SweepData, finals: FinalValues) -> list[str]:
     if dry.empty:
         return []
     lines = [
-        f"Nothing left to train on before X: {len(dry)} of {len(finals.values)} runs, counted with their last values; "
-        "curves and measures up to X leave them out."
+        f"Nothing left to train on before the common budget: {len(dry)} of {len(finals.values)} runs, counted with "
+        "their last values; curves and measures up to that budget leave them out."
     ]
     for (level, arm), runs in groups_of(dry, ["level", "arm"], sort=False):
         lines.append(f"  {place(data, level, arm)}: seed {_listed(str(seed) for seed in runs['seed'])}")
@@ -349,7 +349,7 @@ def _lengths(data: SweepData, finals: FinalValues) -> list[str]:
         return []
     return [
         f"Unequal lengths: {len(longer)} of {len(ends)} finished runs went beyond {finals.at}, the longest to "
-        f"{float(longer.max() / finals.budget):.2f} times that; what lies beyond is in no final value."
+        f"{float(longer.max() / finals.budget):.2f} times that; final values ignore the excess."
     ]
 
 
@@ -370,7 +370,7 @@ def _not_finite(data: SweepData) -> list[str]:
             + (f": {_runs(data, runs)})" if len(runs) <= _FEW else ")")
             for name, (number, runs) in holes.items()
         )
-        lines.append(f"Missing or NaN at some steps of a run that has them at others, and left out there: {named}.")
+        lines.append(f"Missing or NaN at some steps of a run, and left out of means there: {named}.")
     return lines
 
 
@@ -413,7 +413,7 @@ def _lacking(data: SweepData) -> list[str]:
         if len(without) and has[name].any():
             lacking.setdefault(_listed(place(data, level, arm) for level, arm in without), []).append(name)
     return [
-        f"No {_listed(_by_suite(names, compared))}: {arms}; not compared on {'it' if len(names) == 1 else 'them'}."
+        f"No {_listed(_by_suite(names, compared))}: {arms}; left out of these comparisons."
         for arms, names in lacking.items()
     ]
 
@@ -432,7 +432,7 @@ def _untimed(data: SweepData) -> list[str]:
     for name in (name for name in points.columns if name.startswith("budget/")):
         has = points[name].notna().groupby([points[label] for label in LABELS], sort=False).any()
         if has.any() and not has.all():
-            lines.append(f"No {name}: {_runs(data, has.index[~has])}; left out where it is compared.")
+            lines.append(f"No {name}: {_runs(data, has.index[~has])}; left out of comparisons on it.")
     return lines
 
 
@@ -454,7 +454,7 @@ def _protocols(data: SweepData) -> list[str]:
     counts = known["protocol"].value_counts()
     unknown = len(data.counted) - len(known)
     if 0 < unknown < len(data.counted):
-        return [f"How {unknown} of {len(data.counted)} runs were evaluated is not known: they may not be alike."]
+        return [f"Evaluation protocol unknown for {unknown} of {len(data.counted)} runs: they may not be comparable."]
     if len(counts) < 2:
         return []
     by_level = known.groupby("level", sort=False)["protocol"].nunique()
@@ -462,7 +462,7 @@ def _protocols(data: SweepData) -> list[str]:
         return [
             f"Not evaluated alike: the levels of {data.design.factor if data.design else 'the sweep'}, in task, "
             "template, evaluation, verifier, target lengths or (training protocol) how responses end. Differences "
-            "between levels are not only of training; arms at one level are evaluated alike."
+            "between levels mix training and evaluation; arms within a level are comparable."
         ]
     controls = known[known["arm"] == data.control]
     # A level without finished runs of the control is compared with its most frequent protocol.
@@ -478,7 +478,7 @@ def _protocols(data: SweepData) -> list[str]:
     return [
         f"Not evaluated alike: task, template, evaluation, verifier, target lengths or (training protocol) how "
         f"responses end differ for {len(others)} of {len(known)} runs from the control of their level "
-        f"({'; '.join(named)}); differences to them are not only of the arms.{levels}"
+        f"({'; '.join(named)}); their differences mix the arm with the evaluation.{levels}"
     ]
 
 
@@ -489,9 +489,9 @@ def _harnesses(data: SweepData) -> list[str]:
         for suite, _, way in (word.partition("=") for word in row.harness.split(" ")):
             ways.setdefault(suite, {}).setdefault(way, []).append(place(data, row.level, row.arm))
     return [
-        f"Not evaluated alike: {suite} was asked in {len(by_way)} ways, in questions, settings or versions "
-        f"({'; '.join(_listed(dict.fromkeys(arms)) for arms in by_way.values())}); differences in it are not of the "
-        "arms only. One command for all runs, with --again, mends that."
+        f"Not evaluated alike: {suite} was evaluated in {len(by_way)} ways: other questions, settings or versions "
+        f"({'; '.join(_listed(dict.fromkeys(arms)) for arms in by_way.values())}); its differences mix the arm "
+        "with the evaluation. Remedy: evaluate all runs in one command, with --again."
         for suite, by_way in ways.items()
         if len(by_way) > 1 or any("+" in way for way in by_way)
     ]
@@ -520,8 +520,8 @@ def comparison(data: SweepData) -> list[str]:
     mixed = [f"{name_of(place)} in {len(own)} ({_listed(own)})" for place, own in apart.items() if len(own) > 1]
     if mixed:
         lines.append(
-            f"WARNING: some arms differ from {name_of(control)} in more than one setting, so that no difference to it "
-            f"is the doing of one of them: {'; '.join(mixed)}."
+            f"WARNING: some arms differ from {name_of(control)} in more than one setting, so no difference "
+            f"can be attributed to one of them: {'; '.join(mixed)}."
         )
     return lines + _steps_apart({name_of(place): settings.get(STEPS) for place, settings in data.settings.items()})
 

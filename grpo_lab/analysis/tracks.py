@@ -263,7 +263,7 @@ def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = 
     firsts = tables[:: len(tables) // len(cell)]
     if not all(np.array_equal(table["question"], firsts[0]["question"]) for table in firsts):
         raise ValueError(
-            f"{suite} of {arm!r} asked its runs different questions: compare runs with the same evaluation and task"
+            f"runs of {arm!r} have different questions in {suite}: compare runs with the same evaluation and task"
         )
     asked = [table["question"].to_numpy() for table in tables]
     questions = asked[0]

@@ -427,7 +427,7 @@ def _arms_of(kind: Kind, node: Mapping[str, Any]) -> dict[str, Any]:
         if not words:
             raise ValueError(f"design.tricks.{name} changes nothing: give it overrides")
         if not named and (set(name) & set("+-,=") or name in ("base", "full")):
-            raise ValueError(f"design.tricks.{name}: a trick's name is none of base and full and has none of + - , =")
+            raise ValueError(f"design.tricks.{name}: rename it: base, full and the signs + - , = are reserved")
     setters: dict[str, str] = {}
     for name, words in tricks.items() if not named or kind is not Kind.add_one else ():
         for key in (word.partition("=")[0] for word in words):
@@ -483,7 +483,7 @@ def _check_names(design: Design) -> None:
             if base not in design.bases:
                 raise ValueError(f"design.parts.{name}.bases: there is no {base}; choose from design.bases")
         if not replace(design, part=name).chosen().seeds:
-            raise ValueError(f"design.parts.{name}: none of its seeds has one of its bases")
+            raise ValueError(f"design.parts.{name}: none of its seeds has one of its bases: change seeds or bases")
     for change in design.changes:
         for arm in change.arms:
             require_known("changes", arm, arms)
@@ -496,8 +496,8 @@ def _check_names(design: Design) -> None:
             require_known("predictions", prediction.reference, [name for name in arms if name != prediction.arm])
         if prediction.direction is Direction.within and design.margin_of(prediction) is None:
             raise ValueError(
-                f"design.predictions: {prediction.arm} is predicted within a margin of {prediction.metric}, and there "
-                "is none: give the prediction a margin, or the design one for its primary metric"
+                f"design.predictions: {prediction.arm} is predicted within a margin on {prediction.metric}, but no "
+                "margin is set: add margin to the prediction, or design.margin for the primary metric"
             )
     for count in design.counts:
         require_known("counts", count.arm, arms)
@@ -526,8 +526,8 @@ def _check_claim(design: Design, claim: Claim) -> None:
     prediction = design.predictions[claim.prediction]
     if claim.direction is Direction.within and prediction.direction is not Direction.within:
         raise ValueError(
-            f"design.claims: prediction {claim.prediction} is not within a margin, so it is no test of a claim that "
-            "says so: predict within, or let the claim say above or below"
+            f"design.claims: a claim expects equivalence, but prediction {claim.prediction} is not within a margin: "
+            "set the prediction's direction to within, or the claim's to above or below"
         )
 
 

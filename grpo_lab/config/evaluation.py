@@ -80,9 +80,7 @@ class Evaluation:
         require_field(named, self, "tables", f"named by letters, digits and _, and none of {', '.join(sorted(taken))}")
         own = all(harness_of(f"eval/{name}/accuracy") is None for name in self.tables)
         begin = " or ".join(f"{name}_" for name in HARNESSES)
-        require_field(
-            own, self, "tables", f"named without {begin} at the beginning: so `grpo-lab evaluate` names suites"
-        )
+        require_field(own, self, "tables", f"named without the prefix {begin} (reserved for `grpo-lab evaluate`)")
         require_field(
             self.other_wording.count("{question}") == 1, self, "other_wording", "a text with {question} in it once"
         )

@@ -192,7 +192,7 @@ ERRORS: tuple[Rule, ...] = (
         "teacher_speaks_of_tokens",
         ("teacher", "importance", "surrogate"),
         lambda run: run.teacher.needs_model and _one_ratio_for_a_response(run.surrogate, run.importance),
-        "one ratio for a whole response gives all its tokens the mean of what the teacher says of each",
+        "one ratio for a whole response replaces the teacher's per-token signal by its mean over the response",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
@@ -206,28 +206,28 @@ ERRORS: tuple[Rule, ...] = (
         "continuations_know_the_text_alone",
         ("baseline", "group_filter", "truncation"),
         lambda run: (run.baseline.continues or run.group_filter.carries_over) and run.truncation.intervenes,
-        "a continuation does not know for how long its response was sure, nor when it would have been interrupted",
+        "this truncation depends on more than a response's text, and a continuation starts from the text only",
         "set truncation=score or one of the masks, or a baseline and a group_filter without continuations",
     ),
     Rule(
         "continuations_are_not_charged",
         ("baseline", "kl"),
         lambda run: run.baseline.continues and run.kl.shapes_reward,
-        "the values of states hold no kl penalty, while the rewards they are compared with would",
+        "state values estimated by continuations exclude the KL penalty, but the rewards would include it",
         "choose a kl that is a term of the loss, as VinePPO does, or another baseline",
     ),
     Rule(
         "estimates_have_no_group",
         ("baseline", "reward_shaping"),
         lambda run: run.baseline.generates and run.reward_shaping.group_relative,
-        "what is added to a reward is relative to the group, which the responses of an estimate do not have",
+        "this reward shaping compares responses within a group, and responses sampled for the baseline have none",
         "set reward_shaping=none or one that reads each response on its own, or another baseline",
     ),
     Rule(
         "stream_has_no_race",
         ("schedule", "group_filter"),
         lambda run: run.schedule.streams and run.group_filter.races,
-        "in a stream the groups that end first are taken anyway and the rest goes on, so there is nothing to abort",
+        "a streaming schedule already trains on the first groups to finish, so this filter has nothing to abort",
         "set group_filter=active or resample, or schedule=one_step_off",
     ),
     Rule(
@@ -316,7 +316,7 @@ ERRORS_OF_SEVERAL_RANKS: tuple[Rule, ...] = (
         "one_rank_asks_the_base",
         ("engine", "pass_rate", "sft"),
         lambda run: run.engine.needs_all_ranks and not (run.pass_rate.is_no_op and run.sft.is_no_op),
-        "what comes before the first step is done by one process, and vLLM in several opens in all of them at once",
+        "pass rates and fine-tuning run in one process, but this engine can only start in all processes at once",
         "set pass_rate=none and sft=none, set engine=vllm_process or native, or start one process up to the first "
         "checkpoint",
     ),
@@ -458,8 +458,8 @@ WARNINGS: tuple[Rule, ...] = (
             and not run.surrogate.pulls_without_advantage
             and run.surrogate.mark_scope is None
         ),
-        "groups without signal have advantage 0 anyway, and the original counts keep the step size as it was; all the "
-        "filter does is leave out an update whose groups are all without signal, which Adam would take on momentum",
+        "zero-variance groups have advantage 0 anyway, and the original counts leave the step size unchanged; the "
+        "filter only skips updates in which every group has zero variance, where Adam would still move on momentum",
         "combine the filter with denominator=survivors",
     ),
     Rule(
@@ -518,8 +518,8 @@ WARNINGS: tuple[Rule, ...] = (
             run.teacher.replaces_reward
             and not (run.scale.is_no_op and run.reward_shaping.is_no_op and not run.group_filter.removes_rows)
         ),
-        "the teacher stands in the place of the reward, so what shapes or scales it never reaches the loss, and a "
-        "filter by the reward drops groups that the teacher has a word on",
+        "the teacher replaces the reward, so reward shaping and scaling never reach the loss, and a filter by "
+        "reward drops groups that the teacher would train on",
         "set scale=none, reward_shaping=none and group_filter=keep, or teacher=with_reward",
     ),
     Rule(
@@ -567,7 +567,7 @@ WARNINGS: tuple[Rule, ...] = (
         "filter_drops_gradient",
         ("group_filter", "baseline", "scale"),
         lambda run: run.group_filter.removes_rows and not run.baseline.group_relative and not run.scale.zeroes_tied,
-        "this baseline is not of the group, so tied groups carry gradient too, and the filter discards it",
+        "this baseline is not computed per group, so zero-variance groups carry gradient that the filter discards",
         "set group_filter=keep, or a baseline over the group",
     ),
     Rule(

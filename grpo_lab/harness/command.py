@@ -319,8 +319,8 @@ def _replies(jobs: Sequence[tuple[str, str]], plan: Plan) -> Iterator[dict[str, 
             yield reply
         if process.wait() != 0:
             raise ValueError(
-                f"{HARNESSES[plan.harness]} failed (status {process.returncode}), and says above why: what was "
-                "measured before is kept, and the same command goes on"
+                f"{HARNESSES[plan.harness]} failed (status {process.returncode}), see its error above. Results so "
+                "far are kept; re-run the same command to continue"
             )
     finally:
         process.kill()

@@ -97,8 +97,8 @@ def check_models(folder: Path, weights: str, teacher: str | None) -> None:
     for name, of_what in (("fingerprint", "the model"), ("teacher", "its teacher")):
         if before.get(name) != now.get(name):
             raise ValueError(
-                f"{folder} began with {of_what}'s weights {before.get(name)}, which are {now.get(name)} now: give back "
-                "what it had, or move that folder away"
+                f"{folder} began with {of_what}'s weights {before.get(name)}, but now they are {now.get(name)}: "
+                "restore the original weights, or move that folder away"
             )
 
 
@@ -124,8 +124,8 @@ def check_data(before: Mapping[str, Any], data: Mapping[str, str] | None) -> Non
     if before and known is not None and known != data:
         changed = [split for split, digest in known.items() if (data or {}).get(split) != digest]
         raise ValueError(
-            f"the questions of {', '.join(changed)} are others than when this run began: give back the file or the "
-            "revision it had, or choose another runs_dir"
+            f"the questions of {', '.join(changed)} have changed since this run began: restore the original file or "
+            "revision, or choose another runs_dir"
         )
 
 

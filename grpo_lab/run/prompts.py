@@ -113,7 +113,7 @@ def check_prompts(before: Mapping[str, Any], now: Prompts, parts: Sequence[str] 
     window = slice(max(0, place - _AROUND), place + _AROUND)
     shown = f" ({there[window]!r} there, {here[window]!r} now)" if there != here else ""
     raise ValueError(
-        f"the prompts of {' and '.join(changed)} are others than when this run began{shown}: give back the tokenizer "
-        "and the chat template that the model had, or choose another runs_dir. If the chat template writes the date, "
-        "write that of the run's first day into the model's folder in its place, and the same command goes on"
+        f"the prompts of {' and '.join(changed)} have changed since this run began{shown}: restore the model's "
+        "original tokenizer and chat template, or choose another runs_dir. If the chat template writes the date, "
+        "replace it by the run's first day in the template of the model's folder, and re-run the same command"
     )

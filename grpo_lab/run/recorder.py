@@ -461,7 +461,7 @@ def verdict(folder: Path, done: Mapping[str, Any]) -> str:
     if best := done.get("best"):
         lines.append(_best_line(folder, best))
     for change in done.get("stretches", ())[1:]:
-        lines.append(f"not of one code: resumed with changed code after step {change['from_step']}")
+        lines.append(f"mixed code versions: resumed with changed code after step {change['from_step']}")
     if lost := done.get("lost"):
         lines.append(f"lost while it ran: {', '.join(lost)}")
     return "\n".join([*lines, f"run folder: {folder}"])

@@ -80,8 +80,8 @@ def find_beginning(
     for name, digest in manifest["log"]["tables"].items():
         problem = damage_of(folder / name, digest)
         if problem is not None and name.startswith("eval/") and (folder / name).exists():
-            raise ValueError(f"{problem}; restore it from a copy, or delete it, and DONE and the figures will say so")
-        said += [f"{problem}: DONE and the figures will say so"] if problem else []
+            raise ValueError(f"{problem}; restore it from a copy, or delete it; DONE and the figures will report it")
+        said += [f"{problem}: DONE and the figures will report the loss"] if problem else []
     # A step that was saved before its evaluation is computed in part by this code.
     step = min(manifest["step"], manifest["log"].get("step", manifest["step"]))
     # With a checkpoint of step 0, the evaluation before the first step stays.
@@ -90,9 +90,9 @@ def find_beginning(
     if changes := _changes(kept[-1], code):
         if not changed_code:
             raise ValueError(
-                f"{folder} was made with other code, and would be of two kinds from step {step} on ({changes}): go "
-                f"back to {_called(kept[-1])}, with the source.diff that lies there, or say that you want this with "
-                "resume_with_changed_code=true; run.json, DONE and the figures will say it too"
+                f"{folder} was trained with different code; resuming would mix two versions from step {step} on "
+                f"({changes}): go back to {_called(kept[-1])} and the source.diff in that folder, or allow it with "
+                "resume_with_changed_code=true; run.json, DONE and the figures will record it"
             )
         said.append(f"the code is not the one this run was made with up to step {step}: {changes}")
         return Beginning(place, step, manifest["log"]["tables"], kept, code, said)

@@ -365,8 +365,8 @@ def open_state(
             model = load_model(folder, lm_head, loading)
         if began is not None and (now := fingerprint_of(own_weights(model))) != began:
             raise ValueError(
-                f"{folder} gave the learner the weights {began} and its reference {now}: its files changed between, or "
-                "the disk fails; start again"
+                f"the weights in {folder} changed while loading (fingerprint {began} for the learner, {now} for its "
+                "reference), or the disk fails; re-run the same command"
             )
         return placed(model, device).requires_grad_(False)
 

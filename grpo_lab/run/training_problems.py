@@ -171,9 +171,9 @@ def check_trained(before: Mapping[str, Any], trained: Mapping[str, Any] | None) 
     known = before.get("trained_on")
     if before and known is not None and (trained or {}).get("fingerprint") != known["fingerprint"]:
         raise ValueError(
-            f"the filters leave {(trained or {}).get('problems')} training problems, which are not the "
-            f"{known['problems']} that this run began with: give back the base model and the packages it had, or "
-            "choose another runs_dir"
+            f"the filters leave other training problems ({(trained or {}).get('problems')}) than when this run began "
+            f"({known['problems']}): restore the base model and package versions it began with, or choose another "
+            "runs_dir"
         )
 
 

@@ -169,7 +169,7 @@ class CellJob:
         vain = self.vain + 1 if whole and saved_step(self.folder) == self.before else 0
         if vain >= _VAIN:
             raise RuntimeError(
-                f"the whole time of {vain} jobs went by without a checkpoint, and would again: raise "
+                f"{vain} jobs reached their time limit without saving a checkpoint: raise "
                 "hydra.launcher.minutes, or lower checkpoint_minutes"
             )
         same = (self.words, self.folder, self.threads, self.processes, self.seconds)
@@ -306,7 +306,7 @@ class _SlurmJob(Started):
             self.said = f"Slurm ended job {self.job}: {state}: raise hydra.launcher.memory_gb"
         if code is None:
             why = "" if reason in ("", "None") else f" ({reason})"
-            self.said = f"Slurm ended job {self.job}: {state or 'it knows the job no more'}{why}"
+            self.said = f"Slurm ended job {self.job}: {state or 'the job is no longer listed'}{why}"
         return 1 if code is None else code
 
     def _result(self) -> int | None:

@@ -114,8 +114,8 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
 
     if not is_rated(tuning.metric):
         raise ValueError(
-            f"design.tuning.metric: {tuning.metric} is no accuracy or reward, of which more is better: name one, such "
-            "as eval/heldout/accuracy"
+            f"design.tuning.metric: {tuning.metric} is no accuracy or reward, and tuning maximises its metric: name "
+            "one, such as eval/heldout/accuracy"
         )
     judged = plan_cells(design, arguments)
     refuse_judged(tuning.seeds, [plan.seed for plan in judged])
@@ -250,7 +250,7 @@ def show_tuning(console: Terminal, search: Search) -> None:
     ]
     chosen = [one for one in search.chosen() if (one.level, one.arm) in places]
     if len(chosen) < len(places):
-        lines.append("not every number is chosen yet: in the runs below the middle of its range stands for it")
+        lines.append("tuning is not finished: the runs below use mid-range for each value not chosen yet")
     if chosen:
         from grpo_lab.analysis.effects.tuned import numbers_text
 

@@ -321,7 +321,7 @@ def many(rng: np.random.Generator, copies: int) -> list[PooledRun]:
 def test_copies_of_runs_say_nothing_more_of_another_base() -> None:
     once, said = clustered_area(many(np.random.default_rng(3), 1), KL, generator())
     thrice, _ = clustered_area(many(np.random.default_rng(3), 3), KL, generator())
-    assert "24 runs with a loss to come, 24 without, 6 base models" in said
+    assert "24 runs with a later loss, 24 without, 6 base models" in said
     assert (once.mean, once.low, once.high) == pytest.approx((thrice.mean, thrice.low, thrice.high))
     assert once.n == 48 and thrice.n == 144 and once.bases == thrice.bases == 6
     tracks = [run.track for run in many(np.random.default_rng(3), 3)]

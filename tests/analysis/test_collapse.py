@@ -114,8 +114,11 @@ def test_a_run_that_never_made_a_step_still_counts(stopped: SweepData) -> None:
 
 def test_a_reader_is_told(stopped: SweepData) -> None:
     lines = caveats(stopped, final_values(stopped))
-    assert "Collapsed before X: 1 of 9 runs, counted with accuracy and reward 0 from there on." not in lines
-    assert "Collapsed before X: 1 of 6 runs, counted with accuracy and reward 0 from there on." in lines
+    assert (
+        "Collapsed before the common budget: 1 of 9 runs, counted with accuracy and reward 0 from there on."
+        not in lines
+    )
+    assert "Collapsed before the common budget: 1 of 6 runs, counted with accuracy and reward 0 from there on." in lines
     assert "  +trick: 1 of 3 (0.01 to 0.91), seed 1" in lines
     assert "  failed: +trick seed 1: FloatingPointError: SYNTHETIC collapse" in lines
 
@@ -157,7 +160,9 @@ def test_nan_infinity_and_missing_metrics_are_named(stopped: SweepData) -> None:
     lines = caveats(changed, finals)
     assert "Infinite values: mismatch/k3 (3); a mean over them is infinite, and no interval is given." in lines
     assert any("left out there: train/entropy (3 steps: " in line for line in lines)
-    assert f"No {DOWNSTREAM}: +trick; not compared on it." in lines and not any("bonus" in line for line in lines)
+    assert f"No {DOWNSTREAM}: +trick; left out of these comparisons." in lines and not any(
+        "bonus" in line for line in lines
+    )
     assert finals.difference("", "+trick", "base", DOWNSTREAM).n == 0
 
 
@@ -174,7 +179,7 @@ def test_every_figure_and_the_report_say_so(stopped: SweepData, tmp_path: Path) 
     page = build_report("synthetic", str(tmp_path / "none"), tmp_path, tmp_path / "out", ["test"])[0].read_text()
     for said in (
         "4 of 6 planned",
-        "Collapsed before X: 1 of 5 runs",
+        "Collapsed before the common budget: 1 of 5 runs",
         "Not evaluated alike",
         "The finished runs are of 2 commits",
     ):
@@ -208,10 +213,14 @@ def unended(data: SweepData) -> SweepData:
         (
             {"every": 40},
             None,
-            "it takes an evaluation between the start and the last",
+            "needs an evaluation between the first and the last one",
         ),  # a single one, at 160,000 tokens
         ({}, infinite, "Infinite values: reward/outcome (1)"),
-        ({"collapse": {("+trick", seed): 0.4 for seed in (0, 1, 2)}}, None, "Collapsed before X: 3 of 6 runs"),
+        (
+            {"collapse": {("+trick", seed): 0.4 for seed in (0, 1, 2)}},
+            None,
+            "Collapsed before the common budget: 3 of 6 runs",
+        ),
         ({}, unended, "eval/downstream/accuracy (1 runs, at their end: "),
         ({"questions": 1}, None, "one question has no halves"),
         ({"seeds": (0,)}, None, "n = 1"),
@@ -261,7 +270,7 @@ def test_a_suite_that_an_arm_was_not_asked_is_one_word(stopped: SweepData) -> No
 def test_a_run_of_unknown_protocol_is_no_equal(stopped: SweepData) -> None:
     runs = stopped.runs.assign(protocol=["a"] * 5 + [None])
     lines = "\n".join(caveats(replace(stopped, runs=runs), final_values(stopped)))
-    assert "How 1 of 6 runs were evaluated is not known" in lines
+    assert "Evaluation protocol unknown for 1 of 6 runs" in lines
 
 
 # --- what took rows and groups out --------------------------------------------------------------------------
@@ -337,7 +346,7 @@ def test_a_reader_is_told_that_it_ran_dry_and_not_that_it_failed(dry: SweepData,
     save_data(dry, tmp_path)
     for data in (dry, load_data(tmp_path, "synthetic")):
         lines = caveats(data, final_values(data))
-        said = "Nothing left to train on before X: 1 of 6 runs, counted with their last values"
+        said = "Nothing left to train on before the common budget: 1 of 6 runs, counted with their last values"
         assert any(line.startswith(said) for line in lines)
         assert f"  ended: +trick seed 1: {DRY}" in lines and "  +trick: seed 1" in lines
         assert not any("failed" in line or line.startswith("Collapsed") for line in lines)

@@ -338,7 +338,7 @@ def test_the_words_of_a_verdict_with_a_margin() -> None:
     assert [one.verdict for one in plain] == ["supported", "not significant"] and math.isnan(plain[1].equivalent)
     text = verdict_text(data, finals)
     assert "supported: +null is within 0.05 of base" in text and "within the margin: +null is above base" in text
-    assert "an effect of 0.05 or more: Holm p" in text and "n = 8 on 4 base models" in text
+    assert "equivalence within 0.05 (TOST): Holm p" in text and "n = 8 on 4 base models" in text
     assert (
         "95% t interval over 4 base models, for a new base model" in text
         and "4 base models: intervals generalise to a new one" in text

@@ -142,7 +142,9 @@ TABLE = {
     "logs exchanged": Row(
         exchange, (HERE, f"{LOG} does not end with the eval/", "unreadable: +helps seed 0: ", f"that DONE says; {COPY}")
     ),
-    "no times": Row(remove(f"{RUN}/timing.jsonl"), ("No budget/device_seconds: base seed 0; left out where it is",)),
+    "no times": Row(
+        remove(f"{RUN}/timing.jsonl"), ("No budget/device_seconds: base seed 0; left out of comparisons on it",)
+    ),
     "no answers in a table": Row(
         lose_column("eval", "outcome"),
         (HERE, f"{RUN}/eval/step=000000.parquet is no table of answers", '"outcome"', COPY),

@@ -145,7 +145,7 @@ def test_a_run_that_ended_before_the_budget_is_no_track() -> None:
     assert finals.collapsed("", "a") == 1
     assert [one.seed for one in tracks(data, finals)] == [0]
     table = divergence_table(data, finals, generator()).set_index("metric")
-    assert table.loc["divergence/gap_change", "note"] == "1 collapsed before X, left out"
+    assert table.loc["divergence/gap_change", "note"] == "1 collapsed before the common budget, left out"
 
 
 def test_seeds_are_averaged_where_all_were_evaluated() -> None:
@@ -552,7 +552,7 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
     assert notes["beyond_correctness"] == "reward/mean was not logged"
     assert notes["coverage_crossover"] == "answers were not saved" and "divergence/arm_regret" not in table.index
     full = divergence_table(data, final_values(data), generator()).set_index("metric")
-    assert full.loc["divergence/coverage_at_1", "note"] == "one sample a question says nothing of coverage"
+    assert full.loc["divergence/coverage_at_1", "note"] == "coverage needs at least two samples per question"
     without = replace(data, points=data.points.drop(columns="eval/heldout/accuracy"))
     rows = divergence_table(without, final_values(without), generator()).set_index("metric")
     assert rows.loc["divergence/selection_regret_heldout", "note"] == "eval/heldout/accuracy was not logged"
@@ -581,7 +581,7 @@ def test_the_top_of_the_frontier_is_given_where_every_run_has_passed_it() -> Non
     one_has_not = frontier_sweep([0.05, 0.02])  # exp(0.08 / 0.02 - 1) = 20 > 3
     table = divergence_table(one_has_not, final_values(one_has_not), generator()).set_index("metric")
     assert math.isnan(table.loc["divergence/kl_peak", "value"])
-    assert table.loc["divergence/kl_peak", "note"] == "the top is not among what was evaluated in 1 of 2 runs"
+    assert table.loc["divergence/kl_peak", "note"] == "the peak lies outside the evaluated range in 1 of 2 runs"
 
 
 def test_one_seed_has_numbers_without_intervals() -> None:

@@ -89,7 +89,7 @@ def test_runs_that_were_not_asked_alike_are_named(runs: Path) -> None:
             plant_result(folder_of(runs, "+helps", seed), step, 0.3, settings={"limit": 10})
     data = load_sweep(runs, "synthetic")
     (line,) = (line for line in caveats(data, final_values(data)) if "asked in" in line)
-    assert line.startswith(f"Not evaluated alike: {SUITE} was asked in 2 ways")
+    assert line.startswith(f"Not evaluated alike: {SUITE} was evaluated in 2 ways")
     assert "(base; +helps)" in line or "(+helps; base)" in line
 
 

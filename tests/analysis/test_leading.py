@@ -94,9 +94,9 @@ def test_a_null_run_alarms_falsely_when_the_others_set_the_bound() -> None:
 
 def test_what_cannot_be_said_is_said_in_words() -> None:
     runs = [run_of([0.5] * 4, [math.nan] * 4), run_of([0.5] * 4, [math.nan] * 4)]
-    assert announced(runs, runs, KL, generator()).note == "no run that can lose so much logged it"
+    assert announced(runs, runs, KL, generator()).note == "no run that could lose 10 points logged it"
     short = [run_of([0.5, 0.2], [0.0, 1.0])]
-    assert announced(short, short, KL, generator()).note == "it takes an evaluation between the start and the last"
+    assert announced(short, short, KL, generator()).note == "needs an evaluation between the first and the last one"
 
 
 def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
@@ -125,7 +125,7 @@ def test_levels_are_compared_and_alarmed_each_by_itself() -> None:
     assert found.lead == (4 / 5,) and (found.false.number, found.false.n) == (0, 6)
     assert found.threshold == pytest.approx(1.2 + 2.91999 * math.sqrt(4 / 3) * 0.2, abs=1e-4)  # that of calm, the lower
     assert found.auc.mean == 0.5  # above each null run of its level, or below each
-    assert found.note.startswith("2 runs with a loss to come, 6 without")
+    assert found.note.startswith("2 runs with a later loss, 6 without")
     # Two null runs at one level are too few for its own: all five set one threshold, which 5 does not reach.
     pooled = announced([*losing, *calm, *wild[:2]], [*calm, *wild[:2]], KL, generator())
     assert pooled.caught.number == 0 and pooled.threshold > 10

@@ -252,7 +252,7 @@ def test_the_margin_is_what_is_planned_for_and_an_effect_replaces_it(nested: Swe
 def test_a_pilot_of_one_base_says_that_it_knows_nothing_of_others() -> None:
     data = synthetic_sweep(Planted(tricks=("helps",), kind="add_one", steps=20, every=4, questions=64), 0)
     lines = "\n".join(power_text(declare(), data, [0.1], trials=0))
-    assert "the pilot has one base model, so how far effects differ between base models is not known" in lines
+    assert "the pilot has one base model, so the SD of effects between base models is unknown" in lines
     alone = "\n".join(power_text(declare(bases=None, seeds=[0, 1, 2]), data, [0.1], trials=0))
     assert "seeds needed: " in alone and "as declared, 3 seeds" in alone
     single = one_arm(data)
@@ -301,7 +301,7 @@ def test_predictions_of_the_chosen_part_alone_count(nested: SweepData) -> None:
     design = with_predictions(declare(**part))
     assert [one.arm for one in design.predictions] == ["one"] and sizes(design) == (3, 2)
     lines = "\n".join(power_text(declare(**part), nested, [0.12], trials=400))
-    assert "1 prediction; Holm asks the first for p below 0.05 / 1 = 0.05" in lines
+    assert "1 prediction; planned for 80% power at the strictest Holm threshold, p < 0.05 / 1 = 0.05" in lines
     assert "as declared, 3 base models x 2 seeds: the smallest effect found with 80% power is" in lines, (
         "three are enough"
     )
@@ -320,7 +320,9 @@ def test_a_part_has_the_bases_of_its_seeds() -> None:
 
 
 def test_a_design_without_anything_to_compare_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"part two of planned runs nothing that is predicted .* choose another part"):
+    with pytest.raises(
+        ValueError, match=r"part two of planned runs no predicted arm together .* choose another design.part"
+    ):
         with_predictions(declare(parts={"two": {"arms": ["one", "two"]}}, part="two"))
     with pytest.raises(ValueError, match="has one arm and compares nothing"):
         with_predictions(declare(arms={"plain": []}, predictions=[]))

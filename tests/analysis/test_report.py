@@ -513,7 +513,7 @@ def test_divergence_is_read_off_its_table() -> None:
             absent = {"value": math.nan, "low": math.nan, "high": math.nan, "note": "not detected"}
             rows.append(row | absent | {"arm": arm, "metric": f"divergence/{name}"})
     section = verdict_section(data, final_values(data), {}, pd.DataFrame(rows))
-    assert "The gap grew in 1 of 2 arms (base), by intervals above 0" in section
+    assert "The gap grew in 1 of 2 arms (base) (95% interval above 0)" in section
     assert "5.00 [1.00, 9.00]" in section and "not detected" in section
 
 

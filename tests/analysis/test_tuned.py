@@ -97,14 +97,14 @@ def test_a_verdict_has_the_table_of_chosen_numbers_and_says_once_what_to_know_of
     assert lines[table + 1].split()[:2] == ["arm", rate]
     assert " ".join(lines[table + 2].split()) == "dapo 0.009! 0.500 2 of 2"
     known = lines[lines.index("Caveats") :]
-    for said in ("Tuned: 2 trials each, on seed 100", f"Tuned to an end of its range: {rate}=0.009 of dapo"):
+    for said in ("Tuned: 2 trials each, on seed 100", f"Tuned near an end of its range: {rate}=0.009 of dapo"):
         assert [said in line for line in lines].count(True) == [said in line for line in known].count(True) == 1
 
 
 def test_the_arms_can_be_pasted_into_an_experiment() -> None:
     data = sweep(ENDS)
     text = tuned_text(data, final_values(data))
-    assert "low, the end of the range: a better one may lie beyond" in text
+    assert "low, an end of the range: the optimum may lie outside" in text
     assert "at an end of the range: 1 of 2" in text
     table, _, arms = text.partition("arms of hard_sums:\n")
     assert yaml.safe_load(arms) == {

@@ -300,7 +300,7 @@ def test_other_data_and_another_model_are_refused_before_anything_runs(copy: Pat
     (copy / "base.json").unlink()
     assert "base.json is missing" in refusal(copy, 2)
     changed(copy / "run.json", lambda run: run.update(data={"train": "another"}))
-    assert "the questions of train are others than when this run began" in refusal(copy, 2)
+    assert "the questions of train have changed since this run began" in refusal(copy, 2)
 
 
 def test_another_folder_must_be_named_and_no_more_steps_than_there_are(finished: Path, tmp_path: Path) -> None:

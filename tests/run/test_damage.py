@@ -351,7 +351,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_other_code_is_refused_or_recorded_wherever_the_run_is_shown(copy_of, plugin: Path) -> None:
     """The run was made without the plugin, which could have changed anything."""
     folder = copy_of("between")
-    with pytest.raises(ValueError, match=r"of two kinds from step 4 on .*resume_with_changed_code=true"):
+    with pytest.raises(ValueError, match=r"two versions from step 4 on .*resume_with_changed_code=true"):
         start_again(folder)
     said = start_again(folder, "resume_with_changed_code=true")
     assert "the code is not the one this run was made with up to step 4: sources of grpo_lab or of plugins" in said
@@ -361,7 +361,10 @@ def test_other_code_is_refused_or_recorded_wherever_the_run_is_shown(copy_of, pl
         assert (first["from_step"], second["from_step"]) == (0, 4) and first["sources"] != second["sources"]
         assert second["packages"]["torch"] and {"commit", "dirty", "diff_sha256"} <= second.keys()
     for lines in said_of(sweep_of_one(folder)):
-        assert "1 runs were resumed with changed code, and are of no one code: plain seed 0 (after step 4)." in lines
+        assert (
+            "1 runs were resumed with changed code, so they mix two versions or more: plain seed 0 (after step 4)."
+            in lines
+        )
 
 
 @pytest.mark.extended

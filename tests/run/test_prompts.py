@@ -184,7 +184,7 @@ def test_a_resume_on_another_day_is_refused_until_the_prompts_are_what_they_were
     unfinished()
     on_day(12)
     capsys.readouterr()
-    said = rf"prompts of training and evaluation are others.*'{text[:5]}.* there, '12.* now.*write that of the run's"
+    said = rf"prompts of training and evaluation have changed.*'{text[:5]}.* there, '12.* now.*replace it by the run's"
     with pytest.raises(ValueError, match=said.replace("+", r"\+")):
         run_in_process(tmp_path / "began", *words, checked=0)
     with pytest.raises(ValueError, match="cannot be repeated from other inputs: the prompts of training and"):

@@ -236,8 +236,8 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
     data = load_sweep(runs, "acting")
     assert not failed_checks(data)["", "higher"].endswith("in the pilot")
     assert indistinguishable(data) == [
-        "Identical: the same numbers at every step in higher as plain (1 of 1 runs); a difference between them says "
-        "nothing of a trick."
+        "Identical: the same numbers at every step in higher as plain (1 of 1 runs); differences between them are "
+        "not a trick's effect."
     ]
 
 

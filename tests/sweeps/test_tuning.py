@@ -217,7 +217,7 @@ def test_a_choice_near_an_end_of_its_range_is_said() -> None:
     assert (inside.ends, beyond.ends) == ({}, {RATE: "high"})
     said = numbers_text([inside, replace(beyond, arm="higher")])
     assert "Tuned: 2 trials each, on seeds 100, 101, by eval/heldout/accuracy; judged on other seeds." in said
-    assert f"Tuned to an end of its range: {RATE}=0.009 of higher is near the high end, 0.01" in said
+    assert f"Tuned near an end of its range: {RATE}=0.009 of higher is near the high end, 0.01" in said
     assert "0.009!" in said and "0.001 " in said and "2 of 2" in said
     assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_in_words([]) == []
 
@@ -270,7 +270,9 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     show_tuning(console, plan(design))
     said = capsys.readouterr().out
     assert "3 trials of each of 2 arms on 2 seeds, which are 12 runs, 0 of them finished" in said
-    assert "the middle of its range stands for it" in said and not runs.exists(), "a dry run writes nothing"
+    assert "the runs below use mid-range for each value not chosen yet" in said and not runs.exists(), (
+        "a dry run writes nothing"
+    )
 
     ran: list[str] = []
     for dies_after in (3, 7, None):

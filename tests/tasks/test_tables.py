@@ -450,7 +450,7 @@ def test_the_fingerprint_is_of_what_is_asked(tmp_path: Path) -> None:
     check_data({}, prints[0])
     check_data({"data": prints[0]}, prints[1])
     check_data({"run_key": "of an earlier version"}, prints[0])
-    with pytest.raises(ValueError, match=r"the questions of .* are others than when this run began"):
+    with pytest.raises(ValueError, match=r"the questions of .* have changed since this run began"):
         check_data({"data": prints[0]}, prints[2])
 
 
@@ -614,5 +614,5 @@ def test_a_run_records_its_questions_and_refuses_to_go_on_with_others(tmp_path: 
     jsonl(tmp_path / "q.jsonl", [*rows[:-1], {"question": "8+8?", "answer": 16}])
     _read.cache_clear()
     _divided.cache_clear()
-    with pytest.raises(ValueError, match=r"the questions of .* are others than when this run began"):
+    with pytest.raises(ValueError, match=r"the questions of .* have changed since this run began"):
         run_in_process(tmp_path / "runs", *settings)

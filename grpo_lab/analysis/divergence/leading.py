@@ -127,8 +127,8 @@ def announced(
     highest = _highest_of(runs, [run for run in null if lost_at(run) is None and len(run.x) > 2], indicator)
     nothing = Interval(math.nan, math.nan, math.nan, len(runs))
     if not any(len(run.x) > 2 for run in runs):
-        few = "it takes an evaluation between the start and the last"
-        why = few if runs else "no run that can lose so much logged it"
+        few = "needs an evaluation between the first and the last one"
+        why = few if runs else f"no run that could lose {100 * LOSS:g} points logged it"
         return Announced(nothing, math.nan, Share(0, 0), (), Share(0, 0), why)
     auc, note = _area(runs, indicator, rng)
     number = sum(len(own) for own in highest.values())
@@ -176,7 +176,7 @@ def _area(runs: Sequence[Track], indicator: Indicator, rng: np.random.Generator)
     known = [lost_at(run) for run in runs if len(run.x) > 2]
     staying = known.count(None)
     losing = sum(lost is not None and lost > 1 for lost in known)
-    counted = f"{losing} runs with a loss to come, {staying} without"
+    counted = f"{losing} runs with a later loss, {staying} without"
     if not pairs.any():
         return Interval(math.nan, math.nan, math.nan, len(runs)), f"no two runs at one level to compare: {counted}"
     estimate = float(above.sum() / pairs.sum())
@@ -217,10 +217,10 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
         if area.n == 0:
             continue
         known = Interval(area.value, area.low, area.high, area.n)
-        said = area.note if math.isnan(area.value) else f"area {known.text()}"
+        said = area.note if math.isnan(area.value) else f"AUC {known.text()}"
         if caught.n:
             said += f"; alarm before {round(caught.value * caught.n)} of {caught.n} losses"
-            said += "" if math.isnan(lead.value) else f", in the median {lead.value:.0%} of X ahead"
+            said += "" if math.isnan(lead.value) else f", median lead {lead.value:.0%} of the budget"
         if false.n:
             ends = bounds(false.low, false.high, ".2f")
             said += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs{ends}"
@@ -229,7 +229,7 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
         return ""
     head = [
         f"Early-warning indicators of a {100 * LOSS:g}-point drop of downstream accuracy since step 0",
-        "  Area: how often a run that loses later reads higher than one that never does, at the same step before the",
-        f"  loss; 0.5 says nothing, below it the opposite announces. Null runs: {null}.",
+        "  AUC: probability that a run with a later loss reads higher than a run without one, at the same step before",
+        f"  the loss; 0.5 is chance, below 0.5 the opposite change predicts the loss. Null runs: {null}.",
     ]
     return "\n".join([*head, *lines]) + "\n"

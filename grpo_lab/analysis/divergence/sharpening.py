@@ -76,7 +76,7 @@ def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: i
     curve |= {float(start[name]): float(start[f"{name.rpartition('/')[0]}/accuracy"]) for name in temperatures}
     entropy, accuracy = (finals.of(*cell, metric).get(seed, math.nan) for metric in (ENTROPY, HELDOUT))
     if math.isnan(entropy) or math.isnan(accuracy):
-        return "the run has no evaluation at X"
+        return "the run has no evaluation at the common budget"
     if not min(curve) <= entropy <= max(curve):
         side = "above" if entropy > max(curve) else "below"
         return f"the entropy ends {side} that of the initial policy at every temperature that was tried"

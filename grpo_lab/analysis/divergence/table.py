@@ -132,7 +132,7 @@ def _curve_rows(cell: Sequence[Track], finals: FinalValues) -> Iterator[Row]:
     """The gap, the transfer slopes and the onsets."""
     absent = _absent(cell, "reward", "downstream")
     stopped = finals.stopped(cell[0].level, cell[0].arm)
-    note = absent or (f"{stopped} collapsed before X, left out" if stopped else "")
+    note = absent or (f"{stopped} collapsed before the common budget, left out" if stopped else "")
     yield _over_runs(cell, "gap_change", [gap(track)[-1] for track in cell], note=note)
     if any(np.isfinite(track.sampled).any() for track in cell):
         yield _over_runs(cell, "gap_change_sampler", [gap_of_sampler(track)[-1] for track in cell], note=note)
@@ -215,7 +215,7 @@ def _kl_rows(cell: Sequence[Track]) -> Iterator[Row]:
         if found == len(cell):
             yield _over_runs(cell, name, values, names[name])
         else:  # the seeds that turned are no sample of all
-            note = f"the top is not among what was evaluated in {len(cell) - found} of {len(cell)} runs"
+            note = f"the peak lies outside the evaluated range in {len(cell) - found} of {len(cell)} runs"
             yield Row(PREFIX + name, names[name], note=note)
 
 
@@ -229,7 +229,7 @@ def _seen_top(track: Track, a: float, b: float) -> tuple[float, float]:
 def _flat_note(cell: Sequence[Track]) -> str:
     """Note on a curve that does not turn: one that only fell has lost accuracy all the same."""
     end = mean_of_tracks(cell, [change(track.downstream)[-1] for track in cell])
-    return "no top, and it ends below the start" if end.high < 0 else "no over-optimisation seen"
+    return "no peak; accuracy ends below its start" if end.high < 0 else "no over-optimisation seen"
 
 
 def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
@@ -250,7 +250,7 @@ def _coverage_rows(cell: Sequence[Track], answers: Answers | None, rng: np.rando
     by_question = coverage(answers)
     seeds, number, _ = by_question.shape
     changes = by_question.mean(axis=-1)
-    single = "one sample a question says nothing of coverage" if number == 1 else ""
+    single = "coverage needs at least two samples per question" if number == 1 else ""
     row = _over_runs(cell, f"coverage_at_{number}", changes[:, -1].tolist(), note=single)
     alone = seeds < 2 or len(answers.question) < 2
     yield row if alone else _with_crossed(row, 100 * by_question[:, -1], rng)

@@ -353,8 +353,8 @@ def _cell(effect: TrickEffect | None) -> str:
 
 
 def _key(effects: Sequence[TrickEffect], finals: FinalValues) -> str:
-    head = f"Effect of each trick, paired by seed; brackets: {finals.brackets}, of the one contrast."
-    head += " P(harm): the chance to measure a loss of over 2 points on a new base model (or seed, with one)."
+    head = f"Effect of each trick, paired by seed; brackets: {finals.brackets}, unadjusted."
+    head += " P(harm): probability of measuring a loss above 2 points on a new base model (new seed if only one)."
     not_reported = any(effect.interval.not_reported for effect in effects)
     head += f" {NOT_REPORTED_MEANS}" if not_reported else ""
     sizes: dict[str, set[int]] = {}

@@ -73,8 +73,8 @@ def with_predictions(design: Design) -> Design:
     asked = tuple(one for one in made if asked_for(design, one))
     if not asked:
         raise ValueError(
-            f"part {design.part} of {design.name} runs nothing that is predicted together with what it is compared "
-            "with, so there is no power to plan: choose another part, or none for the whole design"
+            f"part {design.part} of {design.name} runs no predicted arm together with its reference, so there is no "
+            "power to plan: choose another design.part, or leave it out for the whole design"
         )
     return replace(design, predictions=asked)
 
@@ -107,11 +107,11 @@ def measure_pilot(design: Design, data: SweepData, metric: str, finals: FinalVal
     columns = pd.DataFrame({str(place): series for place, (series, _) in found.items()})
     scatter = pooled_scatter(columns, finals.bases)
     if alone:
-        how = "runs of only one arm: a pair is assumed to deviate by sqrt(2) times "
+        how = "runs of only one arm: the SD of a paired difference is taken as sqrt(2) times "
         if math.isnan(scatter.within):
-            how += "what runs of several base models do, which is careful"
+            how += "the SD of runs of several base models (conservative)"
         else:
-            how += "a run's seeds, and effects between base models by as much as runs do, which is careful"
+            how += "that over seeds, and effects vary between base models as much as runs do (conservative)"
         scatter = _of_pairs(scatter)
     pairs = int(columns.notna().to_numpy().sum())
     collapsed = sum(number for _, number in found.values())
@@ -312,9 +312,9 @@ def power_text(
     if first in missing:
         raise ValueError(f"{first} in {data.source}: {missing[first]}")
     lines = [
-        f"{design.name}: {family} prediction{'s' * (family > 1)}; Holm asks the first for p below {ALPHA:g} / {family} "
-        f"= {ALPHA / family:.3g}, and that is planned for, with {POWER:.0%} power",
-        f"deviations from {data.source}; values at X = {finals.at}",
+        f"{design.name}: {family} prediction{'s' * (family > 1)}; planned for {POWER:.0%} power at the strictest "
+        f"Holm threshold, p < {ALPHA:g} / {family} = {ALPHA / family:.3g}",
+        f"standard deviations from {data.source}; final values at {finals.at}",
     ]
     for name in [metric] if metric else metrics:
         lines += ["", in_words(name) + (" (the metric that decides)" if name == design.primary else "")]
@@ -365,8 +365,8 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
     lines = [f"{pairs} in {contrasts}, on {bases}: {pilot.how}"]
     if pilot.collapsed:
         lines.append(
-            f"{pilot.collapsed} more pairs hold a collapsed run and are left out: where runs collapse, fewer effects "
-            "are found than this says"
+            f"{pilot.collapsed} more pairs contain a collapsed run and are left out: if runs collapse, power is "
+            "lower than reported here"
         )
     parts = []
     if not math.isnan(scatter.between):
@@ -376,23 +376,23 @@ def _scatter_lines(pilot: Pilot, many: bool) -> list[str]:
     lines.append(f"standard deviation of a difference: {', '.join(parts)}")
     if pilot.contrasts > 1:
         lines.append(
-            "single contrasts deviate by {:.3g} to {:.3g}; what follows is of the mean square of all, so a noisy one "
-            "needs more".format(*pilot.alone)
+            "SD of single contrasts: {:.3g} to {:.3g}; the rest uses their root mean square, so a noisier contrast "
+            "needs more runs".format(*pilot.alone)
         )
     if many and math.isnan(scatter.between):
         lines.append(
-            "the pilot has one base model, so how far effects differ between base models is not known and counts as "
-            "0: the design needs at least what follows. Remedy: a pilot on two base models or more"
+            "the pilot has one base model, so the SD of effects between base models is unknown and taken as 0: the "
+            "required sizes below are lower bounds. Remedy: a pilot on two base models or more"
         )
     elif many and math.isnan(scatter.within):
-        lines.append("the pilot has one seed a base, so that more seeds a base may help is not known")
+        lines.append("the pilot has one seed per base model: whether more seeds per base model help is unknown")
     elif not many and math.isnan(scatter.within):
         lines.append(
-            "the pilot has one seed a base, so what differs between its base models counts for the seeds of one, which "
-            "is careful"
+            "the pilot has one seed per base model, so the SD between base models stands in for that between seeds "
+            "(conservative)"
         )
     elif not many and not math.isnan(scatter.between):
-        lines.append("the design has one base model, so what differs between seeds of a base counts")
+        lines.append("the design has one base model, so only the SD between seeds of a base model is used")
     return lines
 
 
@@ -449,7 +449,7 @@ def _question_lines(
 ) -> list[str]:
     what = f"an effect of {question.effect:g}"
     if question.within:
-        what = f"that an effect of 0 is within {question.effect:g}"
+        what = f"equivalence within {question.effect:g} if the true effect is 0"
     observations, seeds = sizes(design)
     sd = pilot.scatter.of_mean(seeds)
     powers = [question.power(max(one, 1e-12), observations) for one in (sd.mean, sd.high, sd.low)]

@@ -52,6 +52,6 @@ def spread_text(data: SweepData, finals: FinalValues) -> str:
     head = [
         f"How far runs differ and how many lose, on {in_words(metric)}",
         f"  First the standard deviation of {of} over that of {data.control}, with its 95% CI.",
-        f"  Then the {unit} that lose and the runs that collapse, with the exact 95% CI of their share. One by one.",
+        f"  Then the {unit} that lose and the runs that collapse, with the exact 95% CI of their share; unadjusted.",
     ]
     return "\n".join([*head, *lines]) + "\n"

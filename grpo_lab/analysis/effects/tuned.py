@@ -91,8 +91,8 @@ def _places(design: Design) -> dict[str, dict[str, str]]:
         places.setdefault(where, {})[setting] = level
     if alone := [where for where, levels in places.items() if len(levels) < 2]:
         raise ValueError(
-            f"{design.name} has levels of only one setting ({', '.join(map(repr, alone))}): "
-            "label two or more of a place <where>_<setting>"
+            f"{design.name} has only one setting for {', '.join(map(repr, alone))}: "
+            "name two levels or more <where>_<setting> for each"
         )
     return places
 
@@ -172,5 +172,5 @@ def _said(choice: Tuned) -> str:
     if not choice.chosen:
         runs, planned = (sum(getattr(one, name) for one in choice.settings.values()) for name in ("runs", "planned"))
         return f"open: {runs} of {planned} runs have ended"
-    beyond = ", the end of the range: a better one may lie beyond" if choice.end else ""
+    beyond = ", an end of the range: the optimum may lie outside" if choice.end else ""
     return f"{choice.chosen}{beyond}"

@@ -215,8 +215,8 @@ def meaning(judgements: Sequence[Judgement]) -> str:
     )
     if any(judgement.margin is not None for judgement in judgements):
         text += (
-            "Equivalent within the margin: no effect larger than that, by two one-sided tests (TOST), p likewise; this "
-            "supports a prediction of equivalence, and a significantly larger effect contradicts it. "
+            "Equivalent within the margin: two one-sided tests (TOST) rule out a larger effect, at the same p level. "
+            "This supports a prediction of equivalence; an effect significantly beyond the margin contradicts it. "
         )
     if any(judgement.verdict == "manipulation check failed" for judgement in judgements):
         text += "Manipulation check failed: the trick was a no-op in these runs, so its effect is not judged. "
@@ -305,7 +305,7 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
         "",
         "Reading guide",
         f"  {meaning(judgements)}",
-        f"  A difference is arm less reference, paired by seed, over n seeds. Brackets: {finals.brackets}, one by one.",
+        f"  A difference is arm less reference, paired by seed, over n seeds. Brackets: {finals.brackets}, unadjusted.",
         *([f"  {NOT_REPORTED_MEANS}"] if any(judgement.difference.not_reported for judgement in judgements) else []),
         f"  {finals.rule}.",
     ]
@@ -323,10 +323,10 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
         named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, compared))
         lines.append(f"collapsed: {named}; Barnard {p_text(barnard(*counts))}")
     if judgement.margin is not None and not math.isnan(judgement.equivalent):
-        lines.append(f"an effect of {judgement.margin:g} or more: Holm {p_text(judgement.equivalent)}")
+        lines.append(f"equivalence within {judgement.margin:g} (TOST): Holm {p_text(judgement.equivalent)}")
     if is_rated(prediction.metric) and not math.isnan(chance := found.harm()):
         unit = "base model" if found.whole.bases else "seed of this base model"
-        lines.append(f"chance to measure a loss of more than {100 * HARM:g} points on another {unit}: {chance:.0%}")
+        lines.append(f"probability of measuring a loss above {100 * HARM:g} points on another {unit}: {chance:.0%}")
     return lines
 
 

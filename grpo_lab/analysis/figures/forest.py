@@ -202,8 +202,8 @@ def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, band: bo
         f"Final values at {finals.at}.{finals.over_bases}": True,
         "Numbers: downstream accuracy, percentage points, with pairs of runs.": True,
         _stars(means[means["metric"] == DOWNSTREAM]): True,
-        f"Grey: true effects that {effects['n'].max()} pairs would miss more than one time in five, if arms scattered "
-        f"as the {' or '.join(map(str, seeds))} seeds of {data.control} do and pairing took nothing of it; "
+        f"Grey: true effects that {effects['n'].max()} pairs would detect with less than 80% power, if arms varied "
+        f"like the {' or '.join(map(str, seeds))} seeds of {data.control} and pairing removed none of that variance; "
         "a rough guide.": band,
         _opposite(data, effects): True,
         order_warning(data): True,

@@ -170,12 +170,12 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
         lows = {arm: row["low"] for arm, row in found.items() if row["n"] >= FOR_INTERVAL}
         above = [arm for arm, low in lows.items() if low > 0]
         if not lows:
-            parts.append(f"whether {words} cannot be said of any arm")
+            parts.append(f"no arm has enough runs to test whether {words}")
         elif len(above) == len(lows):
-            parts.append(f"{words} in all {len(above)} arms, by intervals above 0")
+            parts.append(f"{words} in all {len(above)} arms (95% interval above 0)")
         else:
             which = f" ({', '.join(above)})" if above else ""
-            parts.append(f"{words} in {len(above)} of {len(lows)} arms{which}, by intervals above 0")
+            parts.append(f"{words} in {len(above)} of {len(lows)} arms{which} (95% interval above 0)")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 

@@ -65,8 +65,8 @@ def tuned_in_words(found: Sequence[ChosenNumbers]) -> list[str]:
     for one in found:
         where = " ".join(filter(None, (one.arm, one.level)))
         lines += [
-            f"Tuned to an end of its range: {key}={one.chosen.numbers[key]:g} of {where} is near the {end} end, "
-            f"{getattr(one.ranges[key], end):g}; a better number may lie beyond."
+            f"Tuned near an end of its range: {key}={one.chosen.numbers[key]:g} of {where} is near the {end} end, "
+            f"{getattr(one.ranges[key], end):g}; the optimum may lie outside."
             for key, end in one.ends.items()
         ]
     return lines
