@@ -62,6 +62,7 @@ OTHERS = {
     "config/catalogue.py": "the options of conf/, which come with grpo_lab",
     "config/explain.py": "the options of conf/, which come with grpo_lab",
     "config/overrides.py _keys": "the options of conf/, and a user's after check_yaml",
+    "config/completion.py _read": "after check_yaml; a file that is no YAML completes nothing",
     "config/user_files.py _read": "after check_yaml",
     "reproduce/compare.py": "two runs that were checked by their digests",
     "harness/command.py": "what its worker says",
