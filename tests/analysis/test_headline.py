@@ -12,6 +12,7 @@ from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.verdict import finding
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import with_notes
+from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.tables.headline import headline, supported_text
 from grpo_lab.config.hydra_setup import bootstrap
 
@@ -49,6 +50,14 @@ def test_recorded_sweeps(sweep: str, counted: str, found: str) -> None:
     assert (supported_text(data, finals), finding(data, finals)) == (counted, found)
     counts = "2 of 2 counts as predicted" if sweep == "same_reward" else ""
     assert headline(data, finals) == "; ".join(filter(None, [counted, counts, found]))
+
+
+def test_too_few_runs_are_said_to_be_too_few() -> None:
+    bootstrap()
+    data, _ = data_of("same_reward")
+    first = data.runs["seed"] == data.runs["seed"].min()
+    one_seed = replace(data, runs=data.runs[first])
+    assert headline(one_seed, final_values(one_seed)) == "too few finished runs to judge a prediction"
 
 
 def test_the_line_under_a_figure_says_what_its_caveats_are_about() -> None:

@@ -12,7 +12,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 
 def supported_text(data: SweepData, finals: FinalValues) -> str:
     """`3 of 4 predictions supported; 1 not significant`, predicted quantities included; "" without predictions."""
-    words = Counter(one.verdict for one in (*judge(data, finals), *judge_quantities(data, finals)))
+    words = _words(data, finals)
     if not words:
         return ""
     number, supported = words.total(), words.pop("supported", 0)
@@ -24,7 +24,15 @@ def headline(data: SweepData, finals: FinalValues) -> str:
     """The verdicts counted, and the finding on the metric that decides; "" where nothing was declared."""
     if data.declaration is None:
         return ""
+    supported = supported_text(data, finals)
+    if supported and set(_words(data, finals)) == {"not run"}:
+        return "too few finished runs to judge a prediction"
     counts = [count_verdict(data, finals, one) for one in data.declaration.counts]
-    counted = f"{counts.count('as predicted')} of {len(counts)} counts as predicted" if counts else ""
-    said = [supported_text(data, finals), counted, finding(data, finals)]
-    return "; ".join(filter(None, said)) or "no predictions were declared"
+    decided = [word for word in counts if word in ("as predicted", "not as predicted")]
+    counted = f"{counts.count('as predicted')} of {len(decided)} counts as predicted" if decided else ""
+    return "; ".join(filter(None, [supported, counted, finding(data, finals)])) or "no predictions were declared"
+
+
+def _words(data: SweepData, finals: FinalValues) -> Counter[str]:
+    """Verdict -> how many predictions and quantities have it."""
+    return Counter(one.verdict for one in (*judge(data, finals), *judge_quantities(data, finals)))
