@@ -494,7 +494,7 @@ def clustered_area(
 ) -> tuple[Interval, str]:
     """The area under the curve over comparable pairs of runs, and in words what it rests on.
 
-    Its interval resamples base models with all of their runs, and is withheld below 10 runs with a loss to come or 10
+    Its interval resamples base models with all of their runs, and is withheld below 10 runs with a later loss or 10
     without, as in `leading`, and where they are of fewer than 3 base models. `within` counts pairs of one base model.
 
     Simulated with 24 base models of 30 runs, an indicator that says nothing, losses in 7% and 30% of runs that cluster
@@ -506,7 +506,7 @@ def clustered_area(
     losing, staying = sum(lost is not None and lost > 1 for lost in known), known.count(None)
     units = np.array(units_of(runs), dtype=int)
     number = len(set(units.tolist()))
-    said = f"{losing} runs with a loss to come, {staying} without, {number} base models"
+    said = f"{losing} runs with a later loss, {staying} without, {number} base models"
     of = (units[:, None] == np.arange(number)).astype(float)  # [R, units]
     above, pairs = of.T @ above @ of, of.T @ pairs @ of
     if within:

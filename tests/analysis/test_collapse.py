@@ -159,7 +159,7 @@ def test_nan_infinity_and_missing_metrics_are_named(stopped: SweepData) -> None:
     finals = final_values(changed)
     lines = caveats(changed, finals)
     assert "Infinite values: mismatch/k3 (3); a mean over them is infinite, and no interval is given." in lines
-    assert any("left out there: train/entropy (3 steps: " in line for line in lines)
+    assert any("left out of means there: train/entropy (3 steps: " in line for line in lines)
     assert f"No {DOWNSTREAM}: +trick; left out of these comparisons." in lines and not any(
         "bonus" in line for line in lines
     )

@@ -593,7 +593,7 @@ def test_the_caption_says_of_how_many_seeds_the_band_is() -> None:
     values = [0.5 + 0.01 * (seed % 3) for seed in range(12)]
     data, finals = sweep("add_one", "a", seeds=tuple(range(12))), outcome_of({"base": values, "+a": values[::-1]})
     caption = draw_forest(data, finals).caption
-    assert "12 pairs would miss" in caption and "as the 12 seeds of base do" in caption
+    assert "12 pairs would detect with less than 80% power" in caption and "like the 12 seeds of base" in caption
 
 
 def test_many_tricks_one_pair_and_no_interval() -> None:

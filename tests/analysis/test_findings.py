@@ -59,14 +59,17 @@ def test_fine_tuning_and_the_penalty_by_other_code(rows: dict[str, list[str]]) -
 def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -> None:
     points = saved_points("same_reward").sort_values("step")
     points = points[points.groupby(["arm", "seed"])["step"].transform("max") == 150]  # finished
-    fallen = {}
+    fallen, ends = {}, {}
     for arm in ("plain", "soft_overlong"):
         own = points[(points["arm"] == arm) & points["eval/heldout/accuracy"].notna()]
         drops = own.groupby("seed")["eval/heldout/accuracy"].apply(
             lambda run: run.rolling(3).mean().max() - run.iloc[-3:].mean()
         )
-        fallen[arm] = f"{(drops > 0.1).sum()} of {len(drops)}"
-    said = f"on {fallen['plain']} base models without the penalty, on {fallen['soft_overlong']} with it"
+        fallen[arm] = (drops > 0.1).sum()
+        ends[arm] = own.groupby("seed")["eval/heldout/accuracy"].last().mean()
+    said = f"it fell on {fallen['plain']} and {fallen['soft_overlong']} of {len(drops)} base models"
+    assert said in rows["same_reward"][2]
+    said = f"accuracy ends at {ends['plain']:.2f} without and {ends['soft_overlong']:.2f} with the penalty"
     assert said in rows["same_reward"][2]
 
 

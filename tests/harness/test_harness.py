@@ -311,7 +311,7 @@ def test_a_folder_stands_for_its_finished_runs(place: Place, tmp_path: Path) -> 
 
 
 def test_a_run_names_no_table_as_a_harness_names_its_suites(make_run: Callable[..., RunConfig]) -> None:
-    with pytest.raises(ValueError, match=r"tables must be named without lm_eval_ or inspect_ at the beginning"):
+    with pytest.raises(ValueError, match=r"tables must be named without the prefix lm_eval_ or inspect_"):
         make_run("+evaluation.tables={lm_eval_a: {path: x.jsonl}}")
 
 

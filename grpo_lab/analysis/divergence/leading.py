@@ -111,7 +111,7 @@ def announced(
 ) -> Announced:
     """How the indicator announces losses in `runs`; null runs with a loss set no threshold.
 
-    The area's interval resamples whole runs, and is not reported below 10 runs with a loss to come or 10 without.
+    The area's interval resamples whole runs, and is not reported below 10 runs with a later loss or 10 without.
     Simulated with 4 and 10 evaluations, 25% to 50% of runs lost and areas of 0.5 to 0.72, it covers 91% to 97% with 40,
     80 and 160 runs. Runs that share a base or a seed are not as independent as those.
 
