@@ -149,7 +149,7 @@ FINDINGS = (
         _dynamic_sampling,
     ),
     Finding(
-        "RL after fine-tuning on the base model's own right answers ends within 0.05 of RL alone",
+        "RL after fine-tuning on the base model's own right answers ends within 0.05 of RL without it",
         "[2501.12948](https://arxiv.org/abs/2501.12948)",
         "`length`",
         "warm_start",

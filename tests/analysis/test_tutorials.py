@@ -1,4 +1,4 @@
-"""The tutorials: what is committed is small, whole and free of this machine, and every cell runs from its source."""
+"""Committed tutorials are small and complete, hold no path of a machine, and every cell runs from its source."""
 
 from __future__ import annotations
 

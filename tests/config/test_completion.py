@@ -1,4 +1,4 @@
-"""Completion in a shell: what it offers, and what it may import to answer within a fraction of a second."""
+"""Shell completion: its candidates, and the modules it may import to answer within a fraction of a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = (
 
 
 def completed(line: str, folder: Path) -> tuple[set[str], set[str]]:
-    """What the command offers a bash with this command line, and the modules that it has loaded."""
+    """The candidates that bash gets for this command line, and the modules that the command has loaded."""
     environment = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_SHELL": "bash",

@@ -31,20 +31,21 @@ def ran(*words: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def built(target: str, folder: Path) -> Path:
+    """The one file that hatchling makes for a target, "wheel" or "sdist"."""
+    ran(sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder, cwd=ROOT)
+    (made,) = (path for path in folder.iterdir() if path.suffix in (".whl", ".gz"))
+    return made
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    ran(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
-    (built,) = folder.glob("*.whl")
-    return built
+    return built("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    ran(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder, cwd=ROOT)
-    (built,) = folder.glob("*.tar.gz")
-    return built
+    return built("sdist", tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:
 
 
 def _about(note: str) -> str:
-    """The beginning of a caveat, which says what it is about."""
+    """The subject of a caveat: its words before the first punctuation."""
     words = re.split(r"[:;,(]|\.(?: |$)", note)[0].strip()
     return words[:1].lower() + words[1:] if words[1:2].islower() else words
 
