@@ -140,7 +140,7 @@ def main() -> None:
     ends = [finals.interval("", arm, TRUTH).mean for arm in ("plain", "soft_overlong")]
     drawn = draw_proxy(
         data, finals, ["plain", "soft_overlong"],
-        "Nearly the same training reward, different truth: with a grader that can be gamed, accuracy ends at "
+        "Similar training reward, different accuracy: with a grader that can be gamed, strict accuracy ends at "
         f"{ends[0]:.2f} on average without and at {ends[1]:.2f} with a soft length penalty",
         "same_reward_picture",
         {"plain": "no guard (plain)", "soft_overlong": "soft length penalty (soft_overlong)"},
