@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.config.stages import LearnerSettings, SamplingSettings
-from grpo_lab.distributed.device import on_device
+from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import add_adapter, save_whole
 from grpo_lab.policy.batching import StepInputs, make_minibatch
@@ -238,6 +238,7 @@ def _train(
         for rollouts in shown.each(_batches(sft, learning.seed, answers, epoch)):
             weight = torch.ones_like(rollouts.sampler_logprobs)
             inputs = StepInputs(rollouts, rollouts.sampled_mask, weight, None, None, None)
+            parts = []
             for batch in make_minibatch(inputs, range(len(rollouts.problems)), Survivors(), microbatching):
                 batch = on_device(batch, device)
                 logprobs, _ = token_logprobs(
@@ -246,7 +247,9 @@ def _train(
                 )  # fmt: skip
                 part = -(logprobs * batch.loss_mask).sum()
                 (part / batch.totals.num_tokens).backward()
-                loss += float(part.detach())
+                parts.append(part.detach())
+            for part in on_cpu(parts):  # one transfer for the update
+                loss += float(part)
             lengths = rollouts.lengths.tolist()
             prompts = [len(prompt) for prompt in rollouts.prompts]
             in_loss = int(rollouts.sampled_mask.sum())

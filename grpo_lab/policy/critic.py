@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.distributed import ranks
+from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.policy.batching import microbatch_rows, spread
-from grpo_lab.policy.logprobs import mask_lengths, token_values
+from grpo_lab.policy.logprobs import PaddedRows, lay_out, mask_lengths, token_values
 from grpo_lab.policy.models import load_model
 from grpo_lab.policy.optim import Optimizer, UpdateReport
 from grpo_lab.policy.parts import in_parts, placed
@@ -116,6 +117,10 @@ class LiveCritic:
         self.updates = state["updates"]
 
     @property
+    def device(self) -> torch.device:
+        return next(self.head.parameters()).device
+
+    @property
     def trained(self) -> nn.ModuleDict:
         """The modules that it trains, as one."""
         return nn.ModuleDict({"head": self.head} | ({"trunk": self.trunk} if self.plan.owns_trunk else {}))
@@ -125,10 +130,13 @@ class LiveCritic:
         """The value of the state before each sampled token, on the CPU; 0 elsewhere."""
         found = torch.zeros_like(rollouts.sampler_logprobs)
         groups = self._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows))
-        for place, counts in ranks.dealt(len(groups)):
-            part = self._read(rollouts, rollouts.sampled_mask, groups[place])
+        dealt, read = ranks.dealt(len(groups)), []
+        for place, _ in dealt:
+            layout, mask = self._inputs(rollouts, rollouts.sampled_mask, groups[place])
+            read.append(self._read(on_device(layout, self.device), mask))
+        for (place, counts), part in zip(dealt, on_cpu(read)):
             if counts:
-                found[groups[place], : part.shape[1]] = part.to("cpu", found.dtype)
+                found[groups[place], : part.shape[1]] = part.to(found.dtype)
         for rows in groups:
             account.forwarded(self.cost, *_sizes(rollouts, rows))
         return ranks.added_up(found)
@@ -153,19 +161,15 @@ class LiveCritic:
                 continue
             groups, own = self._microbatches(rollouts, mask, rows), []
             for place, counts in ranks.dealt(len(groups)):
-                chosen = groups[place]
-                values = self._read(rollouts, mask, chosen)
-                width, device = values.shape[1], values.device
-                loss, clipped = self._loss(
-                    values,
-                    old_values[chosen, :width].to(device, values.dtype),
-                    targets[chosen, :width].to(device, values.dtype),
-                    mask[chosen, :width].to(device),
-                )
+                layout, own_mask = self._inputs(rollouts, mask, groups[place])
+                old, wanted = (one[groups[place], : own_mask.shape[1]] for one in (old_values, targets))
+                layout, own_mask, old, wanted = on_device((layout, own_mask, old, wanted), self.device)
+                values = self._read(layout, own_mask)
+                loss, clipped = self._loss(values, old.to(values.dtype), wanted.to(values.dtype), own_mask)
                 (loss / tokens if counts else 0 * loss).backward()
-                own.append((float(loss.detach()), int(clipped)))
-            for chosen, (loss, clipped) in zip(groups, ranks.in_order(len(groups), own)):
-                fit.loss, fit.clipped = fit.loss + loss, fit.clipped + clipped
+                own.append((loss.detach(), clipped))
+            for chosen, (loss, clipped) in zip(groups, ranks.in_order(len(groups), on_cpu(own))):
+                fit.loss, fit.clipped = fit.loss + float(loss), fit.clipped + int(clipped)
                 self._count(account, *_sizes(rollouts, chosen))
             fit.tokens += tokens
             if not math.isfinite(fit.loss):
@@ -207,16 +211,16 @@ class LiveCritic:
             metrics["critic/explained_variance"] = 1 - float(((targets - old) ** 2).mean()) / spread
         return metrics
 
-    def _read(self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]) -> Float[Tensor, "M _"]:
-        width, device = max(mask_lengths(mask[rows])), next(self.head.parameters()).device
-        return token_values(
-            self._features,
-            self.head,
-            [rollouts.prompt_of_row(row) for row in rows],
-            rollouts.tokens[rows, :width].to(device),
-            mask[rows, :width].to(device),
-            self.precision,
-        )
+    def _inputs(
+        self, rollouts: Rollouts, mask: Bool[Tensor, "N T"], rows: list[int]
+    ) -> tuple[PaddedRows, Bool[Tensor, "M _"]]:
+        """The rows laid out for the model, and their mask up to the last token of any, on the CPU."""
+        own = mask[rows, : max(mask_lengths(mask[rows]))]
+        tokens = rollouts.tokens[rows, : own.shape[1]]
+        return lay_out([rollouts.prompt_of_row(row) for row in rows], tokens, own), own
+
+    def _read(self, layout: PaddedRows, mask: Bool[Tensor, "M _"]) -> Float[Tensor, "M _"]:
+        return token_values(self._features, self.head, layout, (mask.shape[0], mask.shape[1]), self.precision)
 
     def _features(self, ids: Int[Tensor, "M W"]) -> Float[Tensor, "M W H"]:
         def read() -> Tensor:

@@ -2,7 +2,7 @@
 
 A pass is laid out on the CPU and goes to the model's device in one transfer. Nothing there is read back.
 
-Only `_lay_out`, and `pack` for rows without padding, shift by one. Everywhere else in the package, column t of an
+Only `lay_out`, and `pack` for rows without padding, shift by one. Everywhere else in the package, column t of an
 [N, T] tensor is about response token t.
 """
 
@@ -79,7 +79,7 @@ def forward_inputs(
     if packs:
         layout = pack(prompts, tokens, mask, microbatching, uses_varlen(model, precision))
     else:
-        layout = _lay_out(prompts, tokens, mask)
+        layout = lay_out(prompts, tokens, mask)
     return ForwardInputs(layout, rows, columns, tokens[rows, columns], (mask.shape[0], mask.shape[1]))
 
 
@@ -125,20 +125,19 @@ def logprobs_of(
 def token_values(
     features: Callable[[Int[Tensor, "M W"]], Float[Tensor, "M W H"]],
     head: nn.Module,
-    prompts: Sequence[tuple[int, ...]],
-    tokens: Int[Tensor, "M T"],
-    mask: Bool[Tensor, "M T"],
+    layout: PaddedRows,
+    shape: tuple[int, int],
     precision: Precision,
 ) -> Float[Tensor, "M T"]:
     """A critic's value of the state before each masked response token; 0 where the mask is False.
 
-    `features` gives a hidden state for each position of the padded sequences; `head` turns each into one number.
+    `layout` is what `lay_out` made of prompts, tokens and mask of `shape` (M, T), on the model's device. `features`
+    gives a hidden state for each position of the padded sequences; `head` turns each into one number.
     """
-    layout = on_device(_lay_out(prompts, tokens.cpu(), mask.cpu()), tokens.device)
-    with _arithmetic(tokens.device, precision):
+    with _arithmetic(layout.ids.device, precision):
         hidden = layout.foreseeing(features(layout.ids))
     values = head(widen(hidden)).squeeze(-1)
-    zeros = torch.zeros(tokens.shape, dtype=values.dtype, device=tokens.device)
+    zeros = torch.zeros(shape, dtype=values.dtype, device=values.device)
     return zeros.index_put((layout.rows, layout.columns), values)
 
 
@@ -170,7 +169,8 @@ class PaddedRows:
         return output.logits[self.rows, self.before - self.first]
 
 
-def _lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> PaddedRows:
+def lay_out(prompts: Sequence[tuple[int, ...]], tokens: Int[Tensor, "M T"], mask: Bool[Tensor, "M T"]) -> PaddedRows:
+    """Prompts, each followed by its response up to the last token in `mask`, on the CPU."""
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     widths = [len(prompt) + length for prompt, length in zip(prompts, mask_lengths(mask))]
     ids = torch.zeros(len(prompts), max(widths), dtype=torch.long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,12 @@ def load_model(folder: Path, lm_head: LmHead, loading: Loading = PLAIN) -> PreTr
     if loading.compiled:
         model.base_model.compile(dynamic=True)  # in place: names and class stay
     return model.eval()
+
+
+def uncompiled(model: PreTrainedModel) -> contextlib.AbstractContextManager:
+    """Within it a compiled model runs eagerly: a probe of a few tokens would compile a graph of its own."""
+    compiled = model.base_model._compiled_call_impl is not None
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 def moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:

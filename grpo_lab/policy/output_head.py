@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from grpo_lab.policy.models import widen
+from grpo_lab.policy.models import uncompiled, widen
 from grpo_lab.types import Float, Int, Tensor
 
 # Names in transformers configurations of changes to the logits after the head; each does nothing at None, 0 or 1.
@@ -79,7 +79,8 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     if model not in _linear:
         config = model.config.get_text_config(decoder=True)
         changed = any(getattr(config, name, None) not in (None, 0, 1) for name in _SCORE_CHANGES)
-        _linear[model] = not changed and _is_whole(model, head)
+        with uncompiled(model):
+            _linear[model] = not changed and _is_whole(model, head)
     return head if _linear[model] else None
 
 

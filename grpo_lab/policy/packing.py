@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from grpo_lab.distributed.device import on_device
-from grpo_lab.policy.models import with_rounded_weights
+from grpo_lab.policy.models import uncompiled, with_rounded_weights
 from grpo_lab.policy.varlen import Varlen, find_sequences, varlen_attention
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.types import Bool, Float, Int, Microbatching, Tensor
@@ -248,10 +248,11 @@ def prepare(model: nn.Module) -> bool:
     if model.config._attn_implementation != "sdpa" or not _LAYERS.issuperset(kinds):
         return False
     model.set_attn_implementation(NAME)
-    _prepared[model] = _differs(model, False) <= 1e-4
-    if not _prepared[model]:
-        model.set_attn_implementation("sdpa")
-    _varlen[model] = _prepared[model] and next(model.parameters()).is_cuda and _takes_varlen(model)
+    with uncompiled(model):
+        _prepared[model] = _differs(model, False) <= 1e-4
+        if not _prepared[model]:
+            model.set_attn_implementation("sdpa")
+        _varlen[model] = _prepared[model] and next(model.parameters()).is_cuda and _takes_varlen(model)
     return _prepared[model]
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.varlen as torch_varlen
-from helpers import shapes_unchecked
-from test_operation_counts import LAYERS, ONE_BLOCK, a_batch, like_smollm2
+from helpers import make_run, shapes_unchecked
+from operations import Operations
+from test_operation_counts import LAYERS, ONE_BLOCK, a_batch, like_smollm2, read
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
 
+from grpo_lab.learner.loss import policy_loss
 from grpo_lab.policy import packing
+from grpo_lab.policy.output_head import linear_head
 
 
 def kernels(layers: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -56,3 +59,19 @@ def test_kernels_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     generated, extern = (one[kind] + (LAYERS - 1) * (two[kind] - one[kind]) for kind in ("generated", "extern"))
     assert 500 < generated <= 543, "norms, positions, activations, sums and the gradient of copied keys"
     assert 600 < extern <= 690, "21 products a layer, attention and its gradient"
+    assert generated + extern + outside_the_layers() <= 1431, "of a whole microbatch, the first of an optimiser step"
+
+
+def outside_the_layers() -> int:
+    """Eager operations of head and loss, forward and backward, and the two copies that round all weights."""
+    model, batch = like_smollm2(), a_batch()
+    assert linear_head(model) is not None, "it compares numbers, once for each model"
+    row = packing.pack(batch.prompts, batch.tokens, batch.loss_mask, ONE_BLOCK)
+    with Operations() as body:
+        with torch.autocast("cpu", torch.bfloat16):
+            states = row.states(model.base_model)
+        states.float().sum().backward()
+    model.zero_grad()
+    with Operations() as whole:
+        policy_loss(make_run().loss_tricks, batch, *read(model, batch, ONE_BLOCK)).loss.backward()
+    return whole.kernels - body.kernels + 2

@@ -91,7 +91,7 @@ def test_in_float64_log_probs_entropies_and_gradients_are_those_of_the_plain_pat
     assert packing.prepare(fast) and linear_head(fast) is not None
     for one, other in zip(gradient(plain, PLAIN), gradient(fast, cut)):
         assert one.abs().max() > 1e-2
-        assert_close(other, one, 1e-10, "float64")
+        assert_close(other, one, 1e-12, "float64")
 
 
 FAMILIES = {

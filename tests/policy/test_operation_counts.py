@@ -13,7 +13,8 @@ import torch
 from helpers import StepInputs, inputs_of, make_rollouts, make_run, random_scene
 from operations import Operations
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch._subclasses import FakeTensorMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, masking_utils
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.config.folders import conf_folder
@@ -24,12 +25,15 @@ from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner import update as update_module
 from grpo_lab.learner.loss import policy_loss
 from grpo_lab.learner.update import UpdateAccumulator
+from grpo_lab.policy import critic as critic_module
 from grpo_lab.policy import optim, packing
 from grpo_lab.policy.batching import make_minibatch
+from grpo_lab.policy.critic import LiveCritic
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of, token_logprobs
 from grpo_lab.policy.optim import Adamw, Decay
 from grpo_lab.policy.output_head import linear_head
 from grpo_lab.run.state import RunState
+from grpo_lab.tricks.critic import SeparateModel
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
 from grpo_lab.types import Batch, Microbatching
 
@@ -97,6 +101,27 @@ def counts() -> Counts:
 @pytest.mark.parametrize(("what", "kernels"), [("logprobs", 3686), ("training", 4761), ("step", 4099)])
 def test_kernels_when_eager(what: str, kernels: int) -> None:
     assert 0.9 * kernels <= getattr(counts(), what).kernels <= kernels
+
+
+def test_an_optimiser_step_on_a_gpu_is_one_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tensors that say that they are on a GPU and hold nothing.
+
+    Norm and clip are one kernel for all real tensors; of such ones torch takes each by itself.
+    """
+    monkeypatch.setattr(optim, "_read", lambda norm, steps: [1.0] * (1 + len(steps)))
+    shapes = [tuple(one.shape) for one in like_smollm2().parameters()]
+    with FakeTensorMode():
+        parameters = [torch.nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
+        optimizer = ADAMW.build(parameters)
+        for update in range(2):  # the first also makes Adam's moments
+            for one in parameters:
+                one.grad = torch.empty_like(one)
+            with Operations() as seen:
+                ADAMW.step(optimizer, update)
+    assert seen.names["_fused_adamw_"] == 1 and seen.reads == 0
+    assert seen.names["_foreach_norm"] == 1, "of the update"
+    assert seen.names["linalg_vector_norm"] == len(shapes) + 1 and seen.names["mul_"] == len(shapes)
+    assert seen.kernels - 2 * len(shapes) <= 16
 
 
 @pytest.mark.few(1)
@@ -191,6 +216,31 @@ def test_an_update_reads_its_device_twice(monkeypatch: pytest.MonkeyPatch) -> No
     update_module.update(run.update_settings, state, batches, 5, tally)
     assert len(batches) > 2 and read == ["outputs", "norm"] and state.updates == 1
     assert tally.reports[0].squares.is_meta, "read after the last update, with those of the others"
+
+
+def test_a_critic_reads_its_device_twice_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once for the values of a batch. Each microbatch goes there in one transfer.
+
+    transformers itself reads one number in each pass, to see whether padded rows are packed; that is left out.
+    """
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+    trunk, head, read = like_smollm2(2).base_model.to("meta"), torch.nn.Linear(72, 1, device="meta"), []
+    plan = SeparateModel(1e-2, 0, 1, 1, 0.2, 0.5, 0)
+    critic = LiveCritic(plan, trunk, head, ADAMW, FP32, Microbatching(20, 8, packs=True))
+    rollouts = random_scene(0, 2, 4, 9).rollouts
+
+    def back(record: object) -> object:
+        read.append("outputs")
+        return device_module._swapped(record, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+    monkeypatch.setattr(critic_module, "on_cpu", back)
+    monkeypatch.setattr(optim, "_read", lambda norm, steps: read.append("norm") or [1.0] * (1 + len(steps)))
+    with Operations() as values:
+        old = critic.values(rollouts, ComputeAccount())
+    groups = critic._microbatches(rollouts, rollouts.sampled_mask, range(rollouts.num_rows))
+    assert read == ["outputs"] and len(groups) > 2 and values.names["_to_copy"] >= len(groups)
+    critic.learn(rollouts, rollouts.sampled_mask, old, old, ComputeAccount())
+    assert read == ["outputs"] * 2 + ["norm"] and critic.updates == 1
 
 
 def test_one_buffer_carries_tensors_of_every_type() -> None:

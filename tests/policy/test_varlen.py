@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operations import Operations
 from test_fast_step import FAMILIES, FAST, a_microbatch, a_model, gradient
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from varlen_reference import by_sequences
 
 from grpo_lab.distributed.device import on_device
 from grpo_lab.policy import packing, varlen
-from grpo_lab.policy.models import recompute_layers
+from grpo_lab.policy.loading import Loading
+from grpo_lab.policy.models import load_model, recompute_layers
+from grpo_lab.policy.output_head import linear_head
 from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.varlen import _Gather, find_sequences
 from grpo_lab.tricks.precision import Bf16, Fp32, LmHead
@@ -144,14 +147,19 @@ def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
 
 
 @pytest.mark.extended
-def test_twenty_ragged_microbatches_compile_once() -> None:
-    """On the meta device, which traces what a GPU would compute. Before, each number of blocks was another graph."""
-    model, compiled = a_model("Llama"), CompileCounter()
-    assert packing.prepare(model)
-    model = model.to("meta")
-    model.base_model.compile(dynamic=True, backend=compiled)
-    generator = torch.Generator().manual_seed(0)
+def test_a_compiled_learner_compiles_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a pass without gradient and for twenty ragged microbatches: what finds out its attention and head is eager.
+
+    On the meta device, which traces what a GPU would compute. Before, each number of blocks was another graph.
+    """
+    a_model("Llama").save_pretrained(tmp_path)
+    compiled, compile_ = CompileCounter(), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda body, dynamic: compile_(body, dynamic=dynamic, backend=compiled))
     torch._dynamo.reset()
+    model = load_model(tmp_path, LmHead.same, Loading(compiled=True))
+    assert packing.prepare(model) and linear_head(model) is not None and compiled.frame_count == 0
+    model = model.to("meta")
+    generator = torch.Generator().manual_seed(0)
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=generator))
@@ -163,5 +171,8 @@ def test_twenty_ragged_microbatches_compile_once() -> None:
             tokens = torch.randint(13, (rows, width), generator=generator)
             prompts = [tuple(range(1, 3 + step % 5)) if row < rows // 2 else (7, 8, 9) for row in range(rows)]
             row = packing.pack(prompts, tokens, torch.arange(width) < lengths, PLAIN, varlen=True)
-            on_device(row, torch.device("meta")).states(model.base_model).sum().backward()
-    assert compiled.frame_count == 1
+            row = on_device(row, torch.device("meta"))
+            with torch.no_grad():
+                row.states(model.base_model)
+            row.states(model.base_model).sum().backward()
+    assert compiled.frame_count == 2
