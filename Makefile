@@ -165,7 +165,7 @@ gpu: ## test the loop on this machine's GPU with PYTHON's own packages, nine min
 gpu-real: ## a study of SmolLM2-135M on one GPU, nine minutes of it; again: the rest (SLICE; ARGS=model.file=...)
 	@$(PYTHON) tests/gpu/study.py --runs '$(RUNS)' --slice $(SLICE) device=cuda $(ARGS)
 
-split: ## write FILE in parts of 24 MiB to the folder TO; `make join FILE=TO/NAME.json` puts them together and checks them
+split: ## write FILE in parts of 16 MiB to the folder TO; `make join FILE=TO/NAME.json` puts them together and checks them
 	@$(PYTHON) tests/gpu/parts.py split '$(FILE)' '$(TO)'
 
 join: ## put the parts of FILE=folder/NAME.json together, and check them

@@ -9,7 +9,6 @@ length, which reads no padding. Its gain is not measured.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -92,9 +91,9 @@ def filled_keys_attention(
     scaling: float | None,
 ) -> Float[Tensor, "R 1 H D"]:
     """Attention by torch's kernel for sequences of every length, which reads no token that a row does not have."""
-    mixed = varlen.kernel(
+    mixed = varlen.filled_kernel(
         query.squeeze(2), keys.flatten(0, 1), values.flatten(0, 1), at.numbers, at.begins, 1, at.longest, scale=scaling,
-        seqused_k=at.counts, **varlen.FEWER_KEYS,
+        seqused_k=at.counts,
     )  # fmt: skip
     return mixed[:, None]
 
@@ -114,8 +113,7 @@ def takes_filled_keys(heads: int, key_heads: int, like: Tensor) -> bool:
 
 
 def _may_take_filled_keys(like: Tensor) -> bool:
-    names = inspect.signature(varlen.kernel).parameters
-    return like.device.type == "cuda" and like.itemsize == 2 and "seqused_k" in names
+    return like.device.type == "cuda" and like.itemsize == 2
 
 
 def filled_keys_difference(heads: int, key_heads: int, like: Tensor) -> float:

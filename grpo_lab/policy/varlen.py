@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,20 @@ from torch.nn.attention.varlen import varlen_attn
 from grpo_lab.policy.models import product_dtype
 from grpo_lab.types import Bool, Float, Int, Tensor
 
-kernel: Callable[..., Any] = varlen_attn
+_TAKES = inspect.signature(varlen_attn).parameters
 # torch 2.11 takes fewer heads of keys than of queries unasked.
-FEWER_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+kernel: Callable[..., Any] = partial(varlen_attn, enable_gqa=True) if "enable_gqa" in _TAKES else varlen_attn
+
+
+def _operator(
+    query: Tensor, keys: Tensor, values: Tensor, query_ends: Tensor, begins: Tensor, *longest: int, **named: Any
+) -> Tensor:
+    """The operator that `varlen_attn` calls, without gradient. In torch 2.11 only this takes `seqused_k`."""
+    operator = torch.ops.aten._flash_attention_forward
+    return operator(query, keys, values, query_ends, begins, *longest, 0.0, False, False, **named)[0]
+
+
+filled_kernel: Callable[..., Any] = kernel if "seqused_k" in _TAKES else _operator
 
 
 @dataclass(frozen=True)
@@ -104,5 +116,5 @@ def varlen_attention(
     left = -1 if window is None else window - 1
     return kernel(
         queries, keys, values, at.query_ends, at.key_ends, at.longest_query, at.longest_key, scale=scale,
-        window_size=(left, 0), **FEWER_KEYS,
+        window_size=(left, 0),
     )  # fmt: skip

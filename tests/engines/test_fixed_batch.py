@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from varlen_reference import by_filled_keys
 
 from grpo_lab.engines import native_attention, native_fused, native_graphs
-from grpo_lab.engines.native_attention import takes_filled_keys
+from grpo_lab.engines.native_attention import FilledKeys, filled_keys_attention, takes_filled_keys
 from grpo_lab.engines.native_graphs import FixedBatch, bucket, worth_keeping
 from grpo_lab.engines.native_session import NativeSession
 from grpo_lab.policy import varlen
@@ -111,7 +111,7 @@ def test_fixed_steps_draw_what_plain_decoding_draws(
 @pytest.mark.parametrize("look_every", [1, 8])
 def test_attention_to_what_is_filled_draws_the_same(monkeypatch: pytest.MonkeyPatch, look_every: int) -> None:
     """Prompts of many lengths are padded on the left, and rows leave: the kernel gets each row's tokens, no others."""
-    monkeypatch.setattr(varlen, "kernel", by_filled_keys)
+    monkeypatch.setattr(varlen, "filled_kernel", by_filled_keys)
     plain, fixed = sessions(torch.float64, look_every, max_rows=40)
     assert fixed.fused is not None and not fixed.fused.reads_filled, "a CPU has no such kernel"
     fixed.fused.reads_filled = True
@@ -132,12 +132,23 @@ def test_a_kernel_is_used_if_it_runs_and_is_right(
             raise RuntimeError("head dim 7 is not supported\nmore")
         return by_filled_keys(query, *others, seqused_k=seqused_k, **named) + offset
 
-    monkeypatch.setattr(varlen, "kernel", kernel)
+    monkeypatch.setattr(varlen, "filled_kernel", kernel)
     like = torch.empty(16, dtype=torch.bfloat16)
     assert not takes_filled_keys(4, 2, like), "a CPU takes the mask"
     monkeypatch.setattr(native_attention, "_may_take_filled_keys", lambda like: True)
     assert takes_filled_keys(4, 2, like) == (offset == 0.0)
     assert message in caplog.text and bool(caplog.text) == bool(message) and "more" not in caplog.text
+
+
+@pytest.mark.parametrize("kernel", [varlen.filled_kernel, varlen._operator])
+def test_torch_takes_what_the_kernel_is_given(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor]) -> None:
+    """On the meta device; torch 2.11 has the second only."""
+    monkeypatch.setattr(varlen, "filled_kernel", kernel)
+    with torch.device("meta"), torch.inference_mode():
+        keys, numbers = torch.empty(2, 64, 2, 16, dtype=torch.bfloat16), torch.arange(3, dtype=torch.int32)
+        at = FilledKeys(numbers, numbers[:2], numbers, 64)
+        mixed = filled_keys_attention(torch.empty(2, 4, 1, 16, dtype=torch.bfloat16), keys, keys, at, 0.25)
+    assert mixed.shape == (2, 1, 4, 16) and mixed.dtype is torch.bfloat16
 
 
 @pytest.mark.extended

@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGES = ("torch", "transformers", "pandas", "pyarrow", "scipy", "hydra-core")
-STUDY = ("reasoning-gym",)  # what `make gpu-real` needs beyond them
+STUDY = ("reasoning-gym", "gguf")  # what `make gpu-real` needs beyond them
 TINY = "budget.amount=2,evaluation=brief,world=tiny"  # overrides, and the name of their sweep
 # The study at the size of a test; a random model, asked by chat, stands in for SmolLM2.
 SMALL_STUDY = (

@@ -16,18 +16,19 @@ from findings import Findings, run_part
 from helpers import Scene, inputs_of, make_run, marked, random_scene, share_of
 from llama import talkative
 from repeat import Repeats
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.distributed.device import on_device, prepare_torch
-from grpo_lab.engines.native_attention import filled_keys_difference
+from grpo_lab.engines.native_attention import filled_keys_difference, takes_filled_keys
 from grpo_lab.policy.batching import StepInputs, make_minibatch, rollout_logprobs
+from grpo_lab.policy.fused_head import fused_logprobs
 from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.policy.models import load_model
-from grpo_lab.policy.packing import prepare
+from grpo_lab.policy.packing import prepare, uses_varlen
 from grpo_lab.rollout.grading import encode_prompts, group_requests, to_rollouts
 from grpo_lab.types import Batch, Completion, Microbatching, Request, Rollouts
 
@@ -203,6 +204,44 @@ def compare_logprobs(found: Findings, bench: Bench) -> None:
                 found.add(f"{precision}: gradient of the weights, {name}", gap, "of it", at_most=bound)
 
 
+def compare_head(found: Findings, device: torch.device) -> None:
+    """The fused head in float64, fp32 and bf16 against float64 on the CPU: log-probs, entropies and both gradients."""
+    width, vocabulary, temperature, cpu = 64, 3000, 0.7, torch.device("cpu")
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(vocabulary + 200, width, generator=generator, dtype=torch.float64)
+    targets = torch.randint(vocabulary, (200,), generator=generator)
+
+    def fused(place: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        head = nn.Linear(width, vocabulary, bias=False, device=place, dtype=dtype)
+        head.weight.data.copy_(drawn[:vocabulary] / 8)
+        hidden = drawn[vocabulary:].to(place, dtype).requires_grad_()
+        picked, entropy = fused_logprobs(head, hidden, targets.to(place), temperature, True, 64)
+        (picked.sum() + entropy.sum()).backward()
+        return [one.detach().double().cpu() for one in (picked, entropy, hidden.grad, head.weight.grad)]
+
+    expected = fused(cpu, torch.float64)
+    for dtype, bound in ((torch.float64, EXACT), (torch.float32, SINGLE), (torch.bfloat16, ROUNDED_WEIGHTS)):
+        gaps = [apart(one, other) for one, other in zip(fused(device, dtype), expected)]
+        about = "log-probs, entropies, gradients of states and weights: " + ", ".join(f"{gap:.1e}" for gap in gaps)
+        name = str(dtype).removeprefix("torch.")
+        found.add(f"fused head, {name} against float64 on the CPU", max(gaps), "of it", at_most=bound, about=about)
+
+
+def find_kernels(found: Findings, bench: Bench) -> None:
+    """Whether the learner and the sampler took torch's kernel for sequences of every length, and not a slower way."""
+    if bench.device.type != "cuda":
+        found.leave_out("kernels for sequences of every length", "a CPU has none")
+        return
+    run = bench.run("learner_precision=bf16", "sampler_precision=bf16")
+    model = load_model(bench.folder, run.learner_precision.lm_head).to(bench.device)
+    learner = prepare(model) and uses_varlen(model, run.learner_precision)
+    found.verdict("bf16: the learner attends by it", learner, str(learner))
+    config = model.config
+    like = torch.empty(config.hidden_size // config.num_attention_heads, dtype=torch.bfloat16, device=bench.device)
+    sampler = takes_filled_keys(config.num_attention_heads, config.num_key_value_heads, like)
+    found.verdict("bf16: decoding attends by it", sampler, str(sampler))
+
+
 def compare_graphs(found: Findings, bench: Bench) -> None:
     """The recorded decoding step draws what the plain one draws; rows end at many lengths, so it is recorded anew."""
     if bench.device.type != "cuda":
@@ -230,6 +269,8 @@ def parts(found: Findings, folder: Path) -> Iterator[tuple[str, Callable[[], Non
     yield "losses and gradients", lambda: losses(found)
     bench = Bench(talkative(folder / "talkative", found.small), device, found.small)
     yield "log-probs", lambda: compare_logprobs(found, bench)
+    yield "fused head", lambda: compare_head(found, device)
+    yield "kernels", lambda: find_kernels(found, bench)
     yield "CUDA graphs", lambda: compare_graphs(found, bench)
 
 

@@ -1,6 +1,6 @@
 """A large file in parts that travel one at a time, such as a model's for a machine without a network.
 
-    python tests/gpu/parts.py split FILE FOLDER     writes FOLDER/FILE.000 and so on, of 24 MiB each, and FILE.json
+    python tests/gpu/parts.py split FILE FOLDER     writes FOLDER/FILE.000 and so on, of 16 MiB each, and FILE.json
     python tests/gpu/parts.py join FOLDER/FILE.json writes FOLDER/FILE once all parts are there, and checks it
 
 Every part and the whole have their sha256 in FILE.json. Nothing beyond the standard library is needed.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PART_BYTES = 24 * 2**20
+PART_BYTES = 16 * 2**20
 
 
 def split(file: Path, folder: Path, size: int = PART_BYTES) -> Path:

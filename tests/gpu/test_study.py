@@ -46,13 +46,21 @@ def test_a_file_travels_in_parts(tmp_path: Path) -> None:
         parts.join(index)
 
 
-def test_a_part_leaves_room_in_a_call(tmp_path: Path) -> None:
-    """From the command line, at the size that travels."""
+def test_a_part_and_the_repository_travel_in_64_mib() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+    assert sum(file.stat().st_size for file in files if file.is_file()) + parts.PART_BYTES < 64 * 2**20
+
+
+def test_parts_of_the_size_that_travels(tmp_path: Path) -> None:
+    """From the command line."""
     file = tmp_path / "large"
     file.write_bytes(bytes(parts.PART_BYTES + 1))
     for words in (["split", str(file), str(tmp_path / "there")], ["join", str(tmp_path / "there" / "large.json")]):
         subprocess.run([sys.executable, parts.__file__, *words], check=True, capture_output=True)
-    assert (tmp_path / "there" / "large.000").stat().st_size == 24 * 2**20
+    assert (tmp_path / "there" / "large.000").stat().st_size == parts.PART_BYTES
     with (tmp_path / "there" / "large").open("rb") as whole, file.open("rb") as source:
         assert hashlib.file_digest(whole, "sha256").digest() == hashlib.file_digest(source, "sha256").digest()
 
