@@ -495,9 +495,9 @@ def diff_runs(arguments: argparse.Namespace) -> None:
 
 def evaluate_runs(arguments: argparse.Namespace) -> None:
     """Evaluate checkpoints with another harness; results join the runs' folders and MLflow."""
-    from grpo_lab.harness.command import Plan, Settings, evaluate, export, suites_of
+    from grpo_lab.harness.command import HarnessPlan, Settings, evaluate, export, suites_of
 
-    plan = Plan(
+    plan = HarnessPlan(
         harness=arguments.harness,
         tasks=suites_of(arguments.harness, [task for task in arguments.tasks.split(",") if task], arguments.name),
         steps=arguments.steps,

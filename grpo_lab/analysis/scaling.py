@@ -331,7 +331,7 @@ def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FitComparison:
     """Two arms as ScaleRL compares them: A first, and B only where A agrees.
 
     `asymptote` and `exponent` are differences (arm less control) paired by seed. For the exponents both arms are fitted
@@ -365,22 +365,22 @@ class Comparison:
         return f"{apart}, {how}; {differ}{caution}"
 
 
-def compare(cell: CellFit, control: CellFit) -> Comparison:
+def compare(cell: CellFit, control: CellFit) -> FitComparison:
     """Compare two arms of one level, paired by seed. As agree where the interval of their difference contains 0."""
     labels = (cell.level, cell.arm, control.arm)
     for one in (cell, control):
         if not one.identified:
-            return Comparison(*labels, NONE, math.nan, NONE, f"{one.arm}: {'; '.join(one.reasons)}")
+            return FitComparison(*labels, NONE, math.nan, NONE, f"{one.arm}: {'; '.join(one.reasons)}")
     pairs = [seed for seed in cell.fits if seed is not None and seed in control.fits]
     if len(pairs) < FOR_INTERVAL:
         few = f"they share {len(pairs)} fitted seeds, {FOR_INTERVAL} are needed"
-        return Comparison(*labels, NONE, math.nan, NONE, few)
+        return FitComparison(*labels, NONE, math.nan, NONE, few)
     apart = t_interval([cell.fits[seed].sigmoid.asymptote - control.fits[seed].sigmoid.asymptote for seed in pairs])
     if not apart.low <= 0 <= apart.high:
-        return Comparison(*labels, apart, math.nan, NONE, "")
+        return FitComparison(*labels, apart, math.nan, NONE, "")
     shared = (cell.asymptote.mean + control.asymptote.mean) / 2
     exponents = [[_refit(one, seed, shared).sigmoid.exponent for seed in pairs] for one in (cell, control)]
-    return Comparison(*labels, apart, shared, t_interval([b - a for b, a in zip(*exponents)]), "")
+    return FitComparison(*labels, apart, shared, t_interval([b - a for b, a in zip(*exponents)]), "")
 
 
 def _refit(cell: CellFit, seed: int, asymptote: float) -> CurveFit:

@@ -66,7 +66,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HarnessPlan:
     """The evaluations to run. `tasks` maps a suite to the task as the harness calls it."""
 
     harness: str
@@ -102,7 +102,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Weights:
+class EvaluatedWeights:
     """The weights of a run after a step: a model folder, its fingerprint and the history that led there."""
 
     run: Path
@@ -152,7 +152,7 @@ def runs_of(place: Path) -> list[Path]:
     return finished
 
 
-def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
+def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[EvaluatedWeights]:
     """The weights of these steps, after checking that they are what the run saved. Raises ValueError with a remedy."""
     run_key = read_json(run / "run.json", AFRESH)["run_key"]
     best, saved = (
@@ -160,7 +160,7 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
         for name in (checkpoint.BEST, "checkpoints")
     )
     both = best | saved
-    found: dict[int, Weights] = {}
+    found: dict[int, EvaluatedWeights] = {}
     troubles: dict[int, str] = {}
 
     def add(step: int) -> bool:
@@ -176,7 +176,9 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[Weights]:
                 place == both.get(step) and check_manifest(place, run_key)["log"]["sha256"] != history
             ):
                 raise ValueError(f"{place} does not belong to {run / 'metrics.jsonl'} as it is: {AFRESH}")
-            found[step] = Weights(run, run_key, step, find_model(str(place), "", "RUN"), fingerprint(place), history)
+            found[step] = EvaluatedWeights(
+                run, run_key, step, find_model(str(place), "", "RUN"), fingerprint(place), history
+            )
         except ValueError as error:
             troubles[step] = str(error)
         return step in found
@@ -224,12 +226,12 @@ def _base(run: Path) -> Path:
     return folder
 
 
-def evaluate(place: Path, plan: Plan) -> Iterator[tuple[Path, HarnessResult, bool]]:
+def evaluate(place: Path, plan: HarnessPlan) -> Iterator[tuple[Path, HarnessResult, bool]]:
     """Run, result, and whether it was measured now, for all that is planned; measured ones are written as they come.
 
     Raises ValueError with a remedy, before a model loads where the harness allows it.
     """
-    wanted: list[tuple[Weights, str]] = []
+    wanted: list[tuple[EvaluatedWeights, str]] = []
     there: list[tuple[Path, HarnessResult]] = []
     for run in runs_of(place):
         for weights in weights_of(run, plan.steps, plan.base):
@@ -264,7 +266,7 @@ def evaluate(place: Path, plan: Plan) -> Iterator[tuple[Path, HarnessResult, boo
             yield weights.run, result, True
 
 
-def _before(weights: Weights, suite: str, plan: Plan) -> HarnessResult | None:
+def _before(weights: EvaluatedWeights, suite: str, plan: HarnessPlan) -> HarnessResult | None:
     """The result of the same weights that may stay; None for none.
 
     Raises ValueError where the suite has a result of any step with other settings, which would not be comparable.
@@ -289,7 +291,7 @@ def _before(weights: Weights, suite: str, plan: Plan) -> HarnessResult | None:
     return before if same else None
 
 
-def _replies(jobs: Sequence[tuple[str, str]], plan: Plan) -> Iterator[dict[str, Any]]:
+def _replies(jobs: Sequence[tuple[str, str]], plan: HarnessPlan) -> Iterator[dict[str, Any]]:
     """The worker's results, one reply per model folder and task. Raises ValueError with its message."""
     models = list(dict.fromkeys(folder for folder, _ in jobs))
     request = asdict(plan.settings) | {
@@ -327,7 +329,7 @@ def _replies(jobs: Sequence[tuple[str, str]], plan: Plan) -> Iterator[dict[str, 
         process.wait()
 
 
-def _result(weights: Weights, suite: str, reply: Mapping[str, Any], plan: Plan) -> HarnessResult:
+def _result(weights: EvaluatedWeights, suite: str, reply: Mapping[str, Any], plan: HarnessPlan) -> HarnessResult:
     """The result of these weights. Raises ValueError where its main metric is no share, so no accuracy."""
     value = reply["metrics"][reply["metric"]]["value"]
     if not (reply["is_share"] and 0 <= value <= 1):

@@ -9,11 +9,11 @@ from omegaconf import DictConfig
 
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device
-from grpo_lab.reproduce.record import Record, device_name, read_record
+from grpo_lab.reproduce.record import RunRecord, device_name, read_record
 from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
 
 
-def configured(record: Record, runs_dir: Path) -> DictConfig:
+def configured(record: RunRecord, runs_dir: Path) -> DictConfig:
     """The record's configuration, to run in another folder on the kind of device that it had."""
     config = record.config.copy()
     config.runs_dir, config.device = str(runs_dir), device_name(record)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_lab.reproduce.compare import Compared, compare_runs, last_step
-from grpo_lab.reproduce.record import Record, changed_code, check_inputs, check_repeatable, code_name, read_record
+from grpo_lab.reproduce.record import RunRecord, changed_code, check_inputs, check_repeatable, code_name, read_record
 from grpo_lab.sweeps.child import THREAD_VARIABLES, open_cell
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend, LocalProcess
@@ -57,7 +57,7 @@ def reproduce(run_folder: Path, to: Path, steps: int | None, say: Say) -> Reprod
     return Reproduced(folder, compare_runs(record.folder, folder, steps))
 
 
-def _say_code(record: Record, steps: int | None, say: Say) -> None:
+def _say_code(record: RunRecord, steps: int | None, say: Say) -> None:
     if changed := changed_code(record, steps):
         say(
             f"the code is not the one that computed this run ({', '.join(changed)}), so bits may differ. Remedy: go "
@@ -69,7 +69,7 @@ def _say_code(record: Record, steps: int | None, say: Say) -> None:
         say("its engine samples in a process beside training, so which weights sampled what may differ: expect a table")
 
 
-def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
+def _run(record: RunRecord, to: Path, folder: Path, steps: int | None) -> None:
     """Run it, to its end or until its log has that number of steps. Raises ValueError if it gets neither so far."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "base.json").exists():  # so that it is refused with another model or teacher than the first had
@@ -86,7 +86,7 @@ def _run(record: Record, to: Path, folder: Path, steps: int | None) -> None:
         raise ValueError(f"the second run failed: {failure}")
 
 
-def _threads(record: Record) -> dict[str, str]:
+def _threads(record: RunRecord) -> dict[str, str]:
     """The variables for threads as the first run had them; those that it did not have follow `threads`."""
     path = record.folder / "environment.json"
     known = read_json(path, "restore it from a copy")["threads"] if path.exists() else {}

@@ -31,7 +31,7 @@ _ASKS_A_SERVER = "Endpoint"
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run as its folder records it.
 
     `config` is composed again from `config.yaml`, without Hydra, so that today's conf/ has no say in it.
@@ -81,7 +81,7 @@ class Record:
         return first
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> RunRecord:
     """The record in a run's folder. Raises ValueError with a remedy where this code cannot read it."""
     folder = folder.expanduser().absolute()
     if not (folder / "run.json").is_file():
@@ -104,7 +104,7 @@ def read_record(folder: Path) -> Record:
             f"{folder / 'config.yaml'} is not a configuration of this code ({str(error).splitlines()[0]}): go back to "
             f"{code_name(described['stretches'][0])}"
         ) from error
-    record = Record(folder, described, config, run)
+    record = RunRecord(folder, described, config, run)
     now = json.loads(json.dumps(run_identity(config, record.device)))
     different = sorted(key for key in identity.keys() | now.keys() if identity.get(key) != now.get(key))
     if different:
@@ -157,7 +157,7 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     return typed
 
 
-def check_repeatable(record: Record, steps: int | None) -> list[str]:
+def check_repeatable(record: RunRecord, steps: int | None) -> list[str]:
     """Raise ValueError with the reason where a second run cannot be this one, before anything is loaded.
 
     `steps`: compare only that number of first steps, also of a run that has not finished. Returns what its own check of
@@ -194,18 +194,18 @@ def check_repeatable(record: Record, steps: int | None) -> list[str]:
     return check_finished(folder, record.described)[1] if (folder / "DONE").exists() else []
 
 
-def device_name(record: Record) -> str:
+def device_name(record: RunRecord) -> str:
     """The device to use: as recorded, and where that was a choice of its own, the kind that it chose."""
     return record.device if record.run.device == "auto" else record.run.device
 
 
-def _server(record: Record) -> str:
+def _server(record: RunRecord) -> str:
     """The place of a grader that asks a server; empty if none does."""
     asking = (key for key, name in record.described["identity"].items() if name == _ASKS_A_SERVER)
     return next((key.removesuffix(f".{CLASS}") for key in asking if key.endswith(f".{CLASS}")), "")
 
 
-def check_inputs(record: Record) -> None:
+def check_inputs(record: RunRecord) -> None:
     """Raise ValueError with a remedy if the data or the model are not those that the run began with, or are missing."""
     check = "the run cannot be repeated from other inputs"
     try:
@@ -234,7 +234,7 @@ def check_inputs(record: Record) -> None:
         raise ValueError(f"{record.folder}: {check}: {error}") from error
 
 
-def changed_code(record: Record, steps: int | None) -> list[str]:
+def changed_code(record: RunRecord, steps: int | None) -> list[str]:
     """How today's code differs from the one that computed the run; empty where a second run has the same."""
     there, now = record.code_of(steps), provenance.code(record.run.source_files)
     versions = there["packages"].keys() | now["packages"].keys()

@@ -243,7 +243,7 @@ class Uniform(Curriculum):
         return torch.ones(pool.size, dtype=torch.float64)
 
 
-class Record(Enum):
+class DecidingResponses(Enum):
     """Which responses to a problem decide: all so far, or those of its latest group."""
 
     history = "history"
@@ -262,7 +262,7 @@ class NoPositiveResampling(Curriculum):
     """
 
     threshold: float
-    by: Record
+    by: DecidingResponses
 
     formula: ClassVar[str] = "problems whose pass rate ({by}) is at least {threshold} are not asked again"
     remedy: ClassVar[str] = (
@@ -274,7 +274,7 @@ class NoPositiveResampling(Curriculum):
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         memory = pool.memory
-        rate = memory.pass_rate if self.by is Record.history else memory.last.nan_to_num(nan=0.0)
+        rate = memory.pass_rate if self.by is DecidingResponses.history else memory.last.nan_to_num(nan=0.0)
         return (rate < self.threshold).to(torch.float64)
 
 

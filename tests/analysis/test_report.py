@@ -37,7 +37,7 @@ from grpo_lab.analysis.report.panel import (
     rounded,
     step_curve,
 )
-from grpo_lab.analysis.report.templates import TEMPLATES, Table, environment, nested, render, uplot
+from grpo_lab.analysis.report.templates import TEMPLATES, HtmlTable, environment, nested, render, uplot
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, paired_difference, t_interval
 from grpo_lab.config.design import read_design
@@ -284,7 +284,7 @@ def shown(call: str, **values: object) -> str:
 
 
 def test_text_is_escaped_once() -> None:
-    text = shown("{{ show.table(grid) }}", grid=Table('<i>"', ["<i>"], [["a&b", "0.5 [0.4, 0.6]", "<b>&amp;"]]))
+    text = shown("{{ show.table(grid) }}", grid=HtmlTable('<i>"', ["<i>"], [["a&b", "0.5 [0.4, 0.6]", "<b>&amp;"]]))
     assert "<i>" not in text and 'aria-label="&lt;i&gt;&#34;"' in text and '<th scope="col">&lt;i&gt;</th>' in text
     assert "a&amp;b" in text and '<td class="number">0.5 [0.4, 0.6]</td><td>&lt;b&gt;&amp;amp;</td>' in text
     lists = shown("{{ show.items(entries) }}", entries=nested(["a", "  <b>", "c"]))

@@ -112,3 +112,13 @@ def test_an_unknown_metric_raises_and_stars_stand_for_one_segment() -> None:
     for wrong in ("eval/heldout", "eval/a/b/accuracy", "reward/meen", "pass@1"):
         with pytest.raises(KeyError, match="has no entry"):
             find(wrong)
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Options may share one with an option of another axis or a class elsewhere: their axis tells them apart."""
+    places: dict[str, list[str]] = {}
+    for path in files_under("."):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and path.parent.name != "tricks":
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -26,7 +26,7 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.harness import worker
-from grpo_lab.harness.command import Plan, Settings, evaluate, runs_of, suites_of, weights_of
+from grpo_lab.harness.command import HarnessPlan, Settings, evaluate, runs_of, suites_of, weights_of
 from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.tracking.checksums import check_finished, read_json
 from grpo_lab.tracking.harness_results import HarnessResult
@@ -74,8 +74,8 @@ class Place:
     tasks: Path
     own: dict[int, pd.DataFrame]  # step -> our answers
 
-    def plan(self, harness: str, task: str, **changes: Any) -> Plan:
-        plan = Plan(
+    def plan(self, harness: str, task: str, **changes: Any) -> HarnessPlan:
+        plan = HarnessPlan(
             harness=harness,
             tasks=suites_of(harness, [task], None),
             steps=["last"],
@@ -121,7 +121,7 @@ def copied(place: Place, to: Path) -> Path:
     return Path(shutil.copytree(place.run, to / "seed=0", ignore=shutil.ignore_patterns("harness")))
 
 
-def measured(place: Place, plan: Plan) -> dict[int, HarnessResult]:
+def measured(place: Place, plan: HarnessPlan) -> dict[int, HarnessResult]:
     """Step -> result; each was measured now."""
     found = list(evaluate(place.run, plan))
     assert all(run == place.run and now for run, _, now in found)

@@ -17,7 +17,7 @@ from grpo_lab.rollout.groups import ProblemSource
 from grpo_lab.run.training_problems import TrainingProblems
 from grpo_lab.tasks.mixture import MixtureTask
 from grpo_lab.tasks.tables import fingerprint
-from grpo_lab.tricks.curriculum import EasyToHard, Memory, NoPositiveResampling, Pool, Record, Uniform
+from grpo_lab.tricks.curriculum import DecidingResponses, EasyToHard, Memory, NoPositiveResampling, Pool, Uniform
 from grpo_lab.types import Exhausted, Problem
 
 PLAIN = [
@@ -237,7 +237,7 @@ def test_shares_hold_where_the_curriculum_passes_over_problems() -> None:
     pool = pool_of({"a": 40, "b": 40}, {"a": 1, "b": 1})
     pool.memory.attempts += 8
     pool.memory.right[:30] = 8.0  # most of a is solved
-    drops = NoPositiveResampling(0.9, Record.history)
+    drops = NoPositiveResampling(0.9, DecidingResponses.history)
     found = [index for _ in range(4) for index in drops.draw(16, pool)]
     assert Counter(pool.sources[found].tolist()) == {0: 32, 1: 32} and pool.memory.passed > 50
     assert {index for index in found if index < 40} == set(range(30, 40))

@@ -23,7 +23,7 @@ ROUNDING = 12  # decimals: equal shares may differ by the rounding of sums, and 
 
 
 @dataclass(frozen=True)
-class Measured:
+class SelectedDifference:
     """One run's difference, measured on questions that did not choose.
 
     `contributions` [Q] have `value` as their mean; `held` is the share of splits that counted. Both are NaN where no
@@ -46,7 +46,7 @@ def question_halves(questions: int, rng: np.random.Generator, number: int = HALV
     return order < questions // 2
 
 
-def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray) -> Measured:
+def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray) -> SelectedDifference:
     """How far the run fell from its best checkpoint to its end, over splits where reward did not fall with it.
 
     E^B at the k that is best on A, less E^B at the end, over splits with reward[end] >= reward[k]. Where reward and
@@ -57,7 +57,7 @@ def post_peak_drop(accuracy: np.ndarray, reward: np.ndarray, halves: np.ndarray)
     return _measure(accuracy, sides, best, len(reward) - 1, reward[-1] >= reward[best])
 
 
-def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> Measured:
+def selection_regret(accuracy: np.ndarray, chosen: int, halves: np.ndarray) -> SelectedDifference:
     """The regret of a rule that picked checkpoint `chosen`: E^B at the k that is best on A, less E^B at `chosen`.
 
     Negative where the rule picked better than half of the questions did.
@@ -98,13 +98,15 @@ def _best(accuracy: np.ndarray, sides: np.ndarray) -> np.ndarray:
     return np.argmax(np.round(_means(accuracy, sides), ROUNDING), axis=1)
 
 
-def _measure(accuracy: np.ndarray, sides: np.ndarray, best: np.ndarray, other: int, counts: np.ndarray) -> Measured:
+def _measure(
+    accuracy: np.ndarray, sides: np.ndarray, best: np.ndarray, other: int, counts: np.ndarray
+) -> SelectedDifference:
     """Accuracy on B of `best` less `other`, over the splits that count, with what each question adds to it."""
     questions = accuracy.shape[1]
     if not counts.any():
-        return Measured(math.nan, np.full(questions, math.nan), 0.0)
+        return SelectedDifference(math.nan, np.full(questions, math.nan), 0.0)
     on_b = ~sides[counts]
     picked = best[counts][:, None] == np.arange(len(accuracy))  # [splits, K]
     weights = picked.T.astype(float) @ (on_b / on_b.sum(axis=1, keepdims=True))  # of a question at a checkpoint
     contributions = questions * (weights * (accuracy - accuracy[other])).sum(axis=0) / counts.sum()
-    return Measured(float(contributions.mean()), contributions, float(counts.mean()))
+    return SelectedDifference(float(contributions.mean()), contributions, float(counts.mean()))

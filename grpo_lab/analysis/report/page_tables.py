@@ -16,7 +16,7 @@ from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.effects.table import columns
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
-from grpo_lab.analysis.report.templates import Table, render
+from grpo_lab.analysis.report.templates import HtmlTable, render
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import bounds, few
 from grpo_lab.analysis.table_rows import rows_of
@@ -41,13 +41,13 @@ def tables_section(data: SweepData, finals: FinalValues, divergence: pd.DataFram
     )
 
 
-def _finals(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> Table:
+def _finals(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> HtmlTable:
     rows = []
     for level, arm in data.run_arms:
         values = [level_text(finals.interval(level, arm, metric), metric) for metric in shown]
         rows.append([place(data, level, arm), _seeds(data, finals, level, arm), *values])
     head = ["arm", "n finished / planned", *map(title, shown)]
-    return Table(f"Final values at {finals.at}; brackets: {finals.brackets}", head, rows)
+    return HtmlTable(f"Final values at {finals.at}; brackets: {finals.brackets}", head, rows)
 
 
 def _seeds(data: SweepData, finals: FinalValues, level: str, arm: str) -> str:
@@ -56,7 +56,7 @@ def _seeds(data: SweepData, finals: FinalValues, level: str, arm: str) -> str:
     return f"{data.seeds_finished(level, arm)} / {data.seeds_planned(level, arm)}{stopped}"
 
 
-def _differences(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> Table:
+def _differences(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> HtmlTable:
     rows = []
     for level, arm in data.run_arms:
         if arm != data.control:
@@ -64,10 +64,10 @@ def _differences(data: SweepData, finals: FinalValues, shown: Sequence[str]) -> 
             pairs = ", ".join(dict.fromkeys(str(one.n) for one in found))
             rows.append([place(data, level, arm), pairs, *map(change_text, found, shown)])
     caption = f"Differences to {data.control} at {finals.at}, paired by seed"
-    return Table(caption, ["arm", "pairs", *map(title, shown)], rows)
+    return HtmlTable(caption, ["arm", "pairs", *map(title, shown)], rows)
 
 
-def _divergence(data: SweepData, divergence: pd.DataFrame, brackets: str) -> Table:
+def _divergence(data: SweepData, divergence: pd.DataFrame, brackets: str) -> HtmlTable:
     """Measures as rows, arms as columns; where there is no number, the reason."""
     found = {(row.level, row.arm, row.metric): _measure(row) for row in rows_of(divergence)}
     arms = list(dict.fromkeys((level, arm) for level, arm, _ in found))
@@ -78,7 +78,7 @@ def _divergence(data: SweepData, divergence: pd.DataFrame, brackets: str) -> Tab
     ]
     names = [place(data, level, arm) if arm else f"all arms{f' at {level}' if level else ''}" for level, arm in arms]
     caption = f"Divergence; brackets: {brackets}, n runs; braces: percentiles over runs and questions"
-    return Table(caption, ["measure", *names], rows)
+    return HtmlTable(caption, ["measure", *names], rows)
 
 
 def _bare(measure: str) -> str:
@@ -129,7 +129,7 @@ def _again(data: SweepData, command: Sequence[str]) -> list[str]:
     return [*runs, f"make figures EXP={name}", shlex.join(command)]
 
 
-def _runs(data: SweepData) -> Table:
+def _runs(data: SweepData) -> HtmlTable:
     """Every run: its status, its keys, and the code it ran."""
     rows = [
         [
@@ -144,4 +144,4 @@ def _runs(data: SweepData) -> Table:
         for row in rows_of(data.runs.astype(object).where(data.runs.notna(), None))
     ]
     head = ["run", "status", "run key", "MLflow run", "commit", "evaluation protocol", "folder"]
-    return Table(f"Runs of {data.record.name}", head, rows)
+    return HtmlTable(f"Runs of {data.record.name}", head, rows)

@@ -23,7 +23,7 @@ from grpo_lab.analysis.effects.contrasts import (
 from grpo_lab.analysis.effects.verdict import VERDICTS, Judgement, beside, claim, judge, meaning
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, title
-from grpo_lab.analysis.report.templates import Table, nested, render
+from grpo_lab.analysis.report.templates import HtmlTable, nested, render
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, NOT_REPORTED_MEANS, bounds
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
@@ -145,7 +145,7 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) 
     caption = f"Divergence by arm; brackets: {finals.brackets}, of onsets the range with a seed left out"
     return {
         "statements": [_opened(data, by_arm), *_ranked(data, rows[rows["arm"] == ""])],
-        "table": Table(caption, ["arm", "n seeds", *shown.values()], lines),
+        "table": HtmlTable(caption, ["arm", "n seeds", *shown.values()], lines),
     }
 
 
@@ -223,7 +223,7 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     }
 
 
-def _effects(data: SweepData, finals: FinalValues, effects: Sequence[TrickEffect], metrics: Sequence[str]) -> Table:
+def _effects(data: SweepData, finals: FinalValues, effects: Sequence[TrickEffect], metrics: Sequence[str]) -> HtmlTable:
     rows: dict[tuple[str, str], dict[str, TrickEffect]] = {}
     for effect in effects:
         rows.setdefault((effect.contrast.level, effect.contrast.name), {})[effect.metric] = effect
@@ -231,7 +231,7 @@ def _effects(data: SweepData, finals: FinalValues, effects: Sequence[TrickEffect
         [*_named(data, by_metric), *(_effect(by_metric.get(name)) for name in metrics)] for by_metric in rows.values()
     ]
     head = ["trick", "where", "pairs", "collapsed with / without", "P(harm > 2 points)", *map(title, metrics)]
-    return Table(f"Effects of tricks at {finals.at}, paired by seed", head, lines)
+    return HtmlTable(f"Effects of tricks at {finals.at}, paired by seed", head, lines)
 
 
 def _named(data: SweepData, by_metric: Mapping[str, TrickEffect]) -> list[str]:

@@ -28,7 +28,7 @@ _WHITE = (255, 255, 255)
 
 
 @dataclass(frozen=True)
-class Token:
+class ShownToken:
     """One token of a response: its text, its advantage in the loss, and three facts.
 
     Whether it was in the loss, whether the surrogate changed its gradient (clipped), and whether the policy sampled it;
@@ -118,14 +118,14 @@ def read_rollouts(folder: Path, step: int | None = None) -> pd.DataFrame:
     return table
 
 
-def tokens_of(row: Mapping[str, Any]) -> list[Token]:
+def tokens_of(row: Mapping[str, Any]) -> list[ShownToken]:
     """A response token by token; of runs that saved no tokens, one piece with the response's own advantage."""
     if "tokens" not in row:
         in_loss = bool(row["in_loss"])
-        return [Token(str(row["text"]), float(row["advantage"]) if in_loss else 0.0, in_loss, False, True)]
+        return [ShownToken(str(row["text"]), float(row["advantage"]) if in_loss else 0.0, in_loss, False, True)]
     columns = [row["tokens"], *(row[name] for name in TOKEN_COLUMNS)]
     return [
-        Token(str(text), float(advantage), bool(in_loss), bool(clipped), bool(sampled))
+        ShownToken(str(text), float(advantage), bool(in_loss), bool(clipped), bool(sampled))
         for text, advantage, in_loss, clipped, sampled in zip(*columns, strict=True)
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from grpo_lab.analysis.report.reader import LEGEND, Token, facts, read_rollouts, rollout_steps, tokens_of
+from grpo_lab.analysis.report.reader import LEGEND, ShownToken, facts, read_rollouts, rollout_steps, tokens_of
 from grpo_lab.analysis.report.templates import render
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import records_of, rows_of
@@ -73,7 +73,7 @@ def _response(arm: str, seed: int, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pieces(tokens: Sequence[Token]) -> list[tuple[str, float, str]]:
+def _pieces(tokens: Sequence[ShownToken]) -> list[tuple[str, float, str]]:
     """Neighbours that look alike as text, advantage and CSS classes; of a long response its start and its end."""
     left_out = len(tokens) - TOKENS
     if left_out <= 0:
@@ -82,12 +82,12 @@ def _pieces(tokens: Sequence[Token]) -> list[tuple[str, float, str]]:
     return [*_alike(tokens[: TOKENS * 3 // 4]), gap, *_alike(tokens[-TOKENS // 4 :])]
 
 
-def _alike(tokens: Sequence[Token]) -> list[tuple[str, float, str]]:
+def _alike(tokens: Sequence[ShownToken]) -> list[tuple[str, float, str]]:
     pieces = groupby(tokens, lambda token: (_short(token.advantage), _classes(token)))
     return [("".join(token.text for token in same), advantage, classes) for (advantage, classes), same in pieces]
 
 
-def _classes(token: Token) -> str:
+def _classes(token: ShownToken) -> str:
     named = {"masked": not token.in_loss, "clipped": token.clipped, "injected": not token.sampled}
     return " ".join(name for name, holds in named.items() if holds)
 

@@ -16,7 +16,7 @@ UPLOT = Path(__file__).parent / "uPlot-1.6.32.zip"
 _ONE_LINE = 48  # characters
 
 
-class Table(NamedTuple):
+class HtmlTable(NamedTuple):
     """A table: its caption, its column headings, and its rows of plain text, the first cell of which heads the row."""
 
     caption: str
