@@ -17,7 +17,7 @@ from grpo_lab.tasks.tables import fingerprint, overlaps
 from grpo_lab.tracking.checksums import AFRESH, CHECKSUM, read_checksummed, read_json
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.passwords import masked
-from grpo_lab.tracking.renames import with_config_keys
+from grpo_lab.tracking.renames import ADDED_KEYS, with_config_keys
 
 CLASS = "class"
 
@@ -69,7 +69,10 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = recorded_identity(before), json.loads(json.dumps(masked(dict(identity))))
-    if not any(key.endswith(f".{CLASS}") for key in there):  # earlier versions of grpo_lab wrote no classes
+    there |= {key: value for key, value in ADDED_KEYS.items() if key in now and key not in there}
+    if not any(
+        key.endswith(f".{CLASS}") for key in before["identity"]
+    ):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
     if "device" not in now:  # the machine that goes on with the run will tell
         there.pop("device", None)

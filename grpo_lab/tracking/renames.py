@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 METRICS = {
     "critic/clipped": "critic/clip_fraction",
@@ -38,6 +38,23 @@ KEYS = {
     "split_cost_tokens": "padding_tolerance_tokens",
 }
 _FIELDS = {"template.wish": "template.target_length", "model.seed": "model.base"}
+# Keys that earlier runs do not have, each with the value under which a run does what it did before.
+ADDED_KEYS: Mapping[str, Any] = {
+    "convention.k1_limit": 0.0,
+    "convention.k2_limit": 0.0,
+    "convention.k3_limit": 0.0,
+    "evaluation.sharpened": [],
+    "evaluation.unreadable_share": 0.05,
+    "kl.limit": 0.0,
+    "model.lora.alpha": 32.0,
+    "model.lora.class": "Lora",
+    "model.lora.rank": 0,
+    "model.lora.targets": ["all-linear"],
+    "reward.per_response": False,
+    "reward.threshold": 1.0,
+    "task.unreadable_share": 0.05,
+    "verifier.threshold": 1.0,
+}
 _AVERAGE = "average/"  # of a metric over all steps, which a prediction may name
 
 Value = TypeVar("Value")

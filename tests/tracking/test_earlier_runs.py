@@ -1,0 +1,37 @@
+"""A finished run of commit e0a4e51, before options, metrics and keys were renamed and keys were added."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo_lab.analysis.sources.run_folders import read_cells
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.run.identity import check_folder, run_identity
+from grpo_lab.tracking.sweep_record import CellRecord
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+COMMAND = ("world=tiny", "budget.amount=2", "evaluation=brief", "evaluation.every=1", "checkpoint_every=1")
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    return shutil.copytree(GOLDEN / "run_of_e0a4e51", tmp_path / "plain" / "seed=0")
+
+
+def test_it_is_the_run_of_the_same_command_today(earlier: Path) -> None:
+    assert check_folder(earlier, run_identity(compose_config([*COMMAND, "tracking=none"]), "cpu"))["run_key"]
+    with pytest.raises(ValueError, match=r"another configuration .*convention.k3_limit: 0.0 there, 1.0 now"):
+        check_folder(earlier, run_identity(compose_config([*COMMAND, "convention.k3_limit=1.0"]), "cpu"))
+
+
+def test_its_numbers_are_read_under_todays_names(earlier: Path) -> None:
+    runs_dir = earlier.parents[1]
+    (run,) = read_cells(runs_dir, [CellRecord("plain", "", 0, "plain/seed=0")], None)
+    assert run.row["status"] == "done" and run.row["lost"] == "" and run.row["no_ops"] == ["surrogate"]
+    assert run.points["step"].tolist() == [0, 1, 2] and run.points["eval/heldout/accuracy"].tolist()[0] == 0.453125
+    assert {"active_fraction/scale", "train/clip_fraction", "rollout/frac_zero_std"} <= set(run.points)
+    assert not [name for name in run.points if name.startswith("touched/")]
+    assert len(run.answers) > 0
