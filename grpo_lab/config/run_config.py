@@ -42,6 +42,7 @@ from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.metrics import SUITES, is_known
 from grpo_lab.tracking.mlflow_exporter import Tracking
+from grpo_lab.tricks import surrogate_off_policy as surrogate_off_policy  # more options of surrogate
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault
 from grpo_lab.tricks.baseline import Baseline

@@ -47,6 +47,7 @@ from grpo_lab.tricks.surrogate import (
     Sapo,
     Topr,
 )
+from grpo_lab.tricks.surrogate_off_policy import Band, Dro, Fipo, Ipo, M2po, RatioMask, Rec, Sppo, TokenWeight, Vespo
 
 
 def label(option: object) -> str:
@@ -95,6 +96,16 @@ SURROGATES = (
     Topr(),
     ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
     KlCov(0.3, 1.0, Scope.step),
+    Ipo(0.05, 0.1),
+    RatioMask(0.2, 0.28),
+    Sppo(0.3),
+    Rec(Band.one_side, TokenWeight.one, 0.2, 0.4),
+    Rec(Band.one_side, TokenWeight.ratio, 0.2, 0.4),
+    Rec(Band.ring, TokenWeight.one, 0.2, 0.4),
+    Vespo(2.0, 3.0, 3.0, 2.0),
+    Dro(0.1),
+    Fipo(0.2, 0.28, 8.0, 0.1, 0.2, 1.5, 0.2),
+    M2po(0.04, Scope.step),
 )
 IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())

@@ -22,13 +22,13 @@ from grpo_lab.run.state import open_state
 from grpo_lab.tricks.curriculum import (
     UNBOUNDED,
     Curriculum,
+    DecidingResponses,
     EasyToHard,
     Kimi,
     Memory,
     NoPositiveResampling,
     Pool,
     Prioritized,
-    Record,
     Unguessable,
     Uniform,
 )
@@ -107,19 +107,19 @@ def test_what_counts_as_positive_by_hand() -> None:
     assert memory.attempts.tolist() == [12, 12, 12, 0] and memory.right.tolist() == [10, 9, 10, 0]
     assert memory.best.tolist() == [0.5, 0.5, 0.5, -math.inf]
     pool = pool_of(memory, 1)
-    by_history = NoPositiveResampling(10 / 12, Record.history).weights(pool)
+    by_history = NoPositiveResampling(10 / 12, DecidingResponses.history).weights(pool)
     assert by_history.tolist() == [0, 1, 0, 1], "at the threshold is out"
-    assert NoPositiveResampling(0.84, Record.history).weights(pool).tolist() == [1, 1, 1, 1]
-    by_last = NoPositiveResampling(0.875, Record.last_group).weights(pool)
+    assert NoPositiveResampling(0.84, DecidingResponses.history).weights(pool).tolist() == [1, 1, 1, 1]
+    by_last = NoPositiveResampling(0.875, DecidingResponses.last_group).weights(pool)
     assert by_last.tolist() == [1, 0, 0, 1], "2 of 4, 4 of 4, 4 of 4, and none"
-    assert NoPositiveResampling(1.0, Record.last_group).weights(pool).tolist() == [1, 0, 0, 1]
+    assert NoPositiveResampling(1.0, DecidingResponses.last_group).weights(pool).tolist() == [1, 0, 0, 1]
     nothing = torch.zeros(1, 4, dtype=F64)
     memory.note(torch.tensor([0]), nothing, nothing - 0.5, torch.ones_like(nothing, dtype=torch.bool))
     assert memory.last[0] == 0 and memory.best[0] == 0.5, "the best stays where the latest is worse"
 
 
-@pytest.mark.parametrize("by", list(Record), ids=lambda by: by.value)
-def test_what_left_never_comes_back(by: Record) -> None:
+@pytest.mark.parametrize("by", list(DecidingResponses), ids=lambda by: by.value)
+def test_what_left_never_comes_back(by: DecidingResponses) -> None:
     """30 problems of all pass rates, three a draw: the draw that solves one is its last."""
     generator = torch.Generator().manual_seed(0)
     rates = torch.linspace(0.0, 0.6, 30, dtype=F64)
@@ -131,7 +131,9 @@ def test_what_left_never_comes_back(by: Record) -> None:
         assert gone.isdisjoint(drawn)
         outcome = (torch.rand(3, 4, generator=generator, dtype=F64) < rates[drawn][:, None]).to(F64)
         memory.note(torch.tensor(drawn), outcome, outcome, torch.ones_like(outcome, dtype=torch.bool))
-        rate = outcome.mean(dim=1) if by is Record.last_group else memory.right[drawn] / memory.attempts[drawn]
+        rate = (
+            outcome.mean(dim=1) if by is DecidingResponses.last_group else memory.right[drawn] / memory.attempts[drawn]
+        )
         gone |= {index for index, share in zip(drawn, rate.tolist()) if share >= 0.75}
     assert 3 <= len(gone) < 28 and memory.passed > 0
     weights = trick.weights(pool_of(memory, 3))
@@ -142,7 +144,7 @@ def test_half_of_all_groups_of_eight_at_a_pass_rate_of_four_fifths_reach_seven()
     """What the docstring says of `last_group`: 8 * 0.8^7 * 0.2 + 0.8^8 = 0.3355 + 0.1678."""
     assert_close(8 * 0.8**7 * 0.2 + 0.8**8, 0.5033, 1e-4, "7 or 8 of 8")
     memory = remembering([0.875, 0.8749])
-    assert NoPositiveResampling(0.875, Record.last_group).weights(pool_of(memory, 1)).tolist() == [0, 1]
+    assert NoPositiveResampling(0.875, DecidingResponses.last_group).weights(pool_of(memory, 1)).tolist() == [0, 1]
 
 
 # --- easy to hard --------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ from grpo_lab.tricks.surrogate import (
     SurrogateLoss,
     Topr,
 )
+from grpo_lab.tricks.surrogate_off_policy import Dro, Ipo, Vespo
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.tricks.updates import Updates
 
@@ -113,6 +114,7 @@ BESIDE = (
     "test_curricula",
     "test_filters",
     "test_interventions",
+    "test_off_policy",
     "test_schedules",
     "test_sft",
 )
@@ -1035,7 +1037,7 @@ WITH_RATIO = [
 
 @pytest.mark.parametrize(("surrogate", "importance"), WITH_RATIO, ids=repr)
 def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importance) -> None:
-    """d(sum of a row's losses)/d(log-prob) = -weight * A; for the two that penalise drift, plus the penalty's slope."""
+    """d(sum of a row's losses)/d(log-prob) = -weight * A; for those that penalise drift, plus the penalty's slope."""
     generator = torch.Generator().manual_seed(4)
     old = -0.1 - 2 * torch.rand(12, 6, dtype=F64, generator=generator)
     drift = 0.5 * torch.randn(12, 1, dtype=F64, generator=generator) + 0.4 * torch.randn(
@@ -1053,11 +1055,14 @@ def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importanc
         penalty = surrogate.tau * torch.where(mask, log_ratio.detach(), 0.0).sum(dim=1, keepdim=True).expand(12, 6)
     if isinstance(surrogate, KlCov):
         penalty = surrogate.coef * log_ratio.detach().sign() * marked
+    if isinstance(surrogate, Ipo | Dro):
+        penalty = (2 * surrogate.kl_tau if isinstance(surrogate, Ipo) else surrogate.beta) * log_ratio.detach()
     assert_close(logprobs.grad[mask], (penalty - result.weight * advantages)[mask], EXACT, "gradient")
     assert not result.weight.requires_grad
     acts = result.affected[mask]
     assert acts.any() != isinstance(surrogate, Reinforce), "the scene is off-policy enough"
-    assert isinstance(surrogate, Kimi | Sapo) or not acts.all(), "and leaves some tokens alone"
+    smooth = isinstance(surrogate, Kimi | Sapo | Vespo | Dro)
+    assert smooth or not acts.all(), "and leaves some tokens alone"
 
 
 def test_the_printed_logarithms_of_the_clip_bounds() -> None:

@@ -1,0 +1,157 @@
+"""Numbers worked out by hand for the surrogates made for stale data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import F64, assert_close
+from test_golden import EXACT, surrogate_of
+
+from grpo_lab.tricks.convention import Scope
+from grpo_lab.tricks.surrogate import StepTokens
+from grpo_lab.tricks.surrogate_off_policy import (
+    Band,
+    Dro,
+    Fipo,
+    Ipo,
+    M2po,
+    RatioMask,
+    Rec,
+    Sppo,
+    TokenWeight,
+    Vespo,
+    discounted_rest,
+)
+
+
+def logs(*numbers: float) -> list[float]:
+    return [math.log(number) for number in numbers]
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_ipo_drops_what_moved_far_whatever_its_sign_and_penalises_all(advantage: float) -> None:
+    # (old, now): .25 up, .25 down, .19 up, .24 up; the ratio of the third is 20
+    old, now = [0.5, 0.5, 0.01, 0.01], [0.75, 0.25, 0.2, 0.25]
+    log_ratio = logs(*(after / before for after, before in zip(now, old)))
+    result, slopes = surrogate_of(Ipo(0.2, 0.5), log_ratio, advantage, logs(*now))
+    penalties = [0.5 * drift**2 for drift in log_ratio]
+    losses = [kept * -20 * advantage + penalty for kept, penalty in zip([0, 0, 1, 0], penalties)]
+    assert_close(result.token_loss, [losses], 1e-11, "-keep * r * A + tau (log r)^2")
+    expected = [kept * -20 * advantage + drift for kept, drift in zip([0, 0, 1, 0], log_ratio)]
+    assert_close(slopes, expected, 1e-11, "the ratio carries gradient, and the slope of the penalty is 2 * .5 * log r")
+    assert result.affected.tolist() == [[True, True, False, True]]
+    assert Ipo(0.2, 0.5).pulls_without_advantage and not Ipo(0.2, 0.0).pulls_without_advantage
+
+
+RATIOS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
+ONE, RATIO = TokenWeight.one, TokenWeight.ratio
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "advantage", "weights"),
+    [
+        (RatioMask(0.2, 0.4), 2.0, [0, 0, 0.9, 1.1, 1.3, 0]),
+        (RatioMask(0.2, 0.4), -2.0, [0, 0, 0.9, 1.1, 1.3, 0]),
+        # one side: what the advantage pushes further away leaves
+        (Rec(Band.one_side, ONE, 0.2, 0.4), 2.0, [1, 1, 1, 1, 0, 0]),
+        (Rec(Band.one_side, ONE, 0.2, 0.4), -2.0, [0, 0, 1, 1, 1, 1]),
+        (Rec(Band.one_side, RATIO, 0.2, 0.4), -2.0, [0, 0, 0.9, 1.1, 1.3, 1.5]),
+        # the ring keeps .5 where it rises again, and 1.5 where it falls again; .7 and 1.3 are in between
+        (Rec(Band.ring, ONE, 0.2, 0.4), 2.0, [1, 0, 1, 1, 0, 0]),
+        (Rec(Band.ring, ONE, 0.2, 0.4), -2.0, [0, 0, 1, 1, 0, 1]),
+    ],
+    ids=repr,
+)
+def test_tokens_that_stay_and_their_weights(surrogate, advantage: float, weights: list[float]) -> None:
+    logprobs = logs(*(ratio / 10 for ratio in RATIOS))
+    result, slopes = surrogate_of(surrogate, logs(*RATIOS), advantage, logprobs)
+    assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], EXACT, "-w * A * logp")
+    assert_close(slopes, [-w * advantage for w in weights], EXACT, "gradient")
+    assert result.affected.tolist() == [[weight == 0 for weight in weights]]
+
+
+def test_sppo_takes_the_log_ratio_within_a_symmetric_band() -> None:
+    log_ratio = logs(0.75, 0.9, 1, 1.2, 1.5)  # the band is [.8, 1.25]
+    result, slopes = surrogate_of(Sppo(0.25), log_ratio, -2.0)
+    assert_close(result.token_loss, [[0, 2 * math.log(0.9), 0, 2 * math.log(1.2), 0]], EXACT, "-A * log r")
+    assert_close(slopes, [0, 2, 2, 2, 0], EXACT, "no token is weighted by its ratio")
+
+
+@pytest.mark.parametrize(
+    ("advantage", "weights"),
+    [
+        # exp(3 + 2 ln w - 3 w): of w = .5 e^1.5 / 4, of 2 4 e^-3
+        (2.0, [math.exp(1.5) / 4, 1, 4 * math.exp(-3)]),
+        # exp(2 + 3 ln w - 2 w): e / 8 and 8 e^-2
+        (-2.0, [math.e / 8, 1, 8 * math.exp(-2)]),
+    ],
+)
+def test_vespo_weighs_by_a_gamma_of_the_ratio(advantage: float, weights: list[float]) -> None:
+    vespo, logprobs = Vespo(2.0, 3.0, 3.0, 2.0), [-1.0, -2.0, -3.0]
+    result, slopes = surrogate_of(vespo, logs(0.5, 1, 2), advantage, logprobs)
+    assert_close(slopes, [-w * advantage for w in weights], EXACT, "gradient")
+    assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], EXACT, "-w * A * logp")
+    assert result.affected.tolist() == [[True, False, True]]
+    far, _ = surrogate_of(vespo, [-50.0, 50.0], advantage)
+    assert_close(far.weight[0, 0], far.weight[0, 0].new_tensor(1e-8) ** (2 if advantage > 0 else 3) * math.exp(
+        (3 if advantage > 0 else 2) * (1 - 1e-8)), EXACT, "ln w is at least ln 1e-8")  # fmt: skip
+    assert far.weight[0, 1] == 0
+
+
+def test_dro_squares_each_tokens_log_ratio() -> None:
+    # .25 * (.04, .16); slopes -2 + .5 * (.2, -.4)
+    result, slopes = surrogate_of(Dro(0.5), [0.2, -0.4], 2.0, [-1.0, -2.0])
+    assert_close(result.token_loss, [[2.01, 4.04]], EXACT, "-A * logp + beta/2 (log r)^2")
+    assert_close(slopes, [-1.9, -2.2], EXACT, "gradient")
+
+
+def test_fipo_weighs_by_the_rest_of_the_response() -> None:
+    fipo = Fipo(0.2, 0.5, 1.0, 0.1, 0.2, 4.0, 0.2)
+    # with half-life 1: .1, then .08 + .05, then .04 + .065; the fourth is not sampled
+    result, slopes = surrogate_of(fipo, [0.04, 0.08, 0.1, 9.0], 2.0, sampled=3)
+    rest = [0.105, 0.13, 0.1]
+    expected = [-2 * math.exp(ahead + own) for ahead, own in zip(rest, [0.04, 0.08, 0.1])]
+    assert_close(result.token_loss[0, :3], expected, EXACT, "w * -r * A")
+    assert_close(slopes[:3], expected, EXACT, "w carries no gradient")
+    # exp(.3) and exp(-.3) are cut to 1.2 and .9; PPO takes the gradient of the first row's token above 1.5
+    for drift, weight in ((0.3, 1.2), (-0.3, 0.9)):
+        result, _ = surrogate_of(fipo, [drift], 2.0)
+        assert_close(result.token_loss, [[-2 * weight * math.exp(drift)]], EXACT, "bounds of w")
+    # A < 0 and r = 5: w within [.8, 1]
+    result, _ = surrogate_of(fipo, logs(5), -2.0)
+    assert_close(result.token_loss, [[2 * 1.0 * 5]], EXACT, "no more than PPO's")
+
+
+@pytest.mark.parametrize("width", [1, 95, 96, 97, 400])
+def test_the_rest_of_a_long_response_is_that_of_a_loop(width: int) -> None:
+    values = torch.randn(3, width, dtype=F64, generator=torch.Generator().manual_seed(0))
+    expected, ahead = torch.zeros_like(values), torch.zeros(3, dtype=F64)
+    for place in reversed(range(width)):
+        ahead = expected[:, place] = values[:, place] + ahead * 2 ** (-1 / 3)
+    assert_close(discounted_rest(values, 3.0), expected, EXACT, "blocks of 96 tokens")
+
+
+# (A, log r): pushed further away are the first, third, fourth and fifth, with squares .01, .09, .25 and .01
+MOVED = [(2, 0.1), (2, -0.3), (-2, -0.3), (2, 0.5), (-2, -0.1)]
+
+
+@pytest.mark.parametrize(
+    ("bound", "dropped"),
+    [
+        (0.1, [0, 0, 0, 0, 0]),  # the mean of four is .09
+        (0.04, [0, 0, 0, 1, 0]),  # of three .0367
+        (0.03, [0, 0, 1, 1, 0]),  # of two .01
+        (0.005, [1, 0, 1, 1, 1]),
+    ],
+)
+def test_m2po_drops_the_largest_until_the_mean_of_the_rest_is_small(bound: float, dropped: list[int]) -> None:
+    advantages, log_ratio = (torch.tensor(column, dtype=F64) for column in zip(*MOVED))
+    tokens = StepTokens(torch.full((5,), -1.0, dtype=F64), log_ratio, advantages, torch.zeros(5, dtype=F64))
+    m2po = M2po(bound, Scope.step)
+    assert m2po.mark(tokens).tolist() == [bool(bit) for bit in dropped]
+    marked = [bool(bit) for bit in dropped]
+    result, slopes = surrogate_of(m2po, log_ratio.tolist(), 2.0, marked=marked)
+    assert_close(slopes, [0 if gone else -2 * math.exp(own) for gone, own in zip(marked, log_ratio)], EXACT, "-r * A")
+    assert result.affected.tolist() == [marked]
