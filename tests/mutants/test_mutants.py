@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,21 @@ MIXES = {
 UNSEEN = MIXES | {"name": "unseen", "old": "return 1 - self.decay", "new": "return 1 - 1 * self.decay"}
 
 
+def decorators_of(test: str) -> list[str]:
+    """Of a FILE::TEST, as they are written."""
+    file, _, name = test.partition("[")[0].partition("::")
+    (function,) = (one for one in ast.parse(plant.file_of(file).read_text()).body if getattr(one, "name", "") == name)
+    return [ast.unparse(decorator) for decorator in function.decorator_list]
+
+
 def test_every_fault_stands_once_in_the_code_and_every_test_that_should_see_it_exists() -> None:
     faults = plant.read()
     assert plant.mistakes(faults) == []
     assert len(faults) >= 42 and len({fault.file for fault in faults}) >= 25
+    marked = "pytest.mark.extended"
+    assert [test for fault in faults for test in fault.tests if marked in decorators_of(test)] == [], (
+        "each change runs it"
+    )
     assert all("|" not in fault.name + fault.does + fault.equivalent for fault in faults), "they are runs of a table"
 
 

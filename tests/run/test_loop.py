@@ -313,24 +313,6 @@ def test_a_checkpoint_is_due_by_time_too_and_changes_no_result(tmp_path: Path, s
     same_ending(by_steps, by_time)
 
 
-@pytest.mark.extended
-def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, **pipes)
-    while not (found := list(tmp_path.glob("*/seed=0/checkpoints/step=*"))):
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode != 0 and "re-run the same command to resume" in said
-    folder = found[0].parent.parent
-    assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
-    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    assert "resuming after step" in again.stderr
-    assert (folder / "DONE").exists() and (folder / "error.1.txt").exists()
-
-
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     folder = brief_run(tmp_path, "budget.amount=1")
 
