@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -25,22 +24,20 @@ MIXES = {
 UNSEEN = MIXES | {"name": "unseen", "old": "return 1 - self.decay", "new": "return 1 - 1 * self.decay"}
 
 
-def decorators_of(test: str) -> list[str]:
-    """Of a FILE::TEST, as they are written."""
-    file, _, name = test.partition("[")[0].partition("::")
-    (function,) = (one for one in ast.parse(plant.file_of(file).read_text()).body if getattr(one, "name", "") == name)
-    return [ast.unparse(decorator) for decorator in function.decorator_list]
-
-
 def test_every_fault_stands_once_in_the_code_and_every_test_that_should_see_it_exists() -> None:
     faults = plant.read()
     assert plant.mistakes(faults) == []
     assert len(faults) >= 42 and len({fault.file for fault in faults}) >= 25
-    marked = "pytest.mark.extended"
-    assert [test for fault in faults for test in fault.tests if marked in decorators_of(test)] == [], (
-        "each change runs it"
-    )
     assert all("|" not in fault.name + fault.does + fault.equivalent for fault in faults), "they are runs of a table"
+
+
+def test_every_change_runs_the_tests_that_should_see_a_fault(request: pytest.FixtureRequest) -> None:
+    wanted = {test for fault in plant.read() for test in fault.tests}
+    chosen = {f"{item.path.name}::{item.name}" for item in request.session.items}
+    files = {test.partition("::")[0] for test in chosen}
+    if request.config.option.keyword or any(test.partition("::")[0] not in files for test in wanted):
+        pytest.skip("only some tests were chosen, and not by their marks alone")
+    assert wanted - chosen - {test.partition("[")[0] for test in chosen} == set()
 
 
 @pytest.mark.parametrize(
