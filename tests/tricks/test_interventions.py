@@ -14,7 +14,7 @@ import torch
 from helpers import F64, assert_close, loss_and_gradient, make_graded, make_rollouts
 from helpers import make_run as loss_run
 from sampling import CPU, FP32, requests_of
-from short_runs import metrics_of, run_in_process, same_ending
+from short_runs import SMALL, metrics_of, run_in_process, same_ending
 from transformers import AutoTokenizer
 
 from grpo_lab.engines.native import Native
@@ -369,8 +369,8 @@ def test_the_references_weights_are_those_numbers(make_run) -> None:
     ids=str,
 )
 def test_a_killed_run_with_a_reference_that_moves_ends_with_the_same_bits(tmp_path: Path, reference: list[str]) -> None:
-    settings = [*reference, "kl=k3_loss", "kl.kl_coef=0.1", "evaluation=brief", "evaluation.every=5", "updates=two"]
-    settings += ["budget.amount=5", "optimizer.learning_rate=1e-3"]
+    settings = [*reference, "kl=k3_loss", "kl.kl_coef=0.1", "updates=two", "budget.amount=5", *SMALL]
+    settings += ["problems_per_step=4", "group_size=4"]
     whole = run_in_process(tmp_path / "whole", *settings, "checkpoint_every=3")
     broken = shutil.copytree(whole, tmp_path / "broken" / whole.relative_to(tmp_path / "whole"))
     (broken / "DONE").unlink()
