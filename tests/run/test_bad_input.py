@@ -29,6 +29,7 @@ def start_with(folder: Path, *overrides: str) -> Path:
 @pytest.mark.parametrize(
     "override,said",
     [
+        ("steps=10", "error: there is no key 'steps': type budget.amount=10 ("),
         ("surrogate=ppoo", "ppo_higher"),
         ("surrogate.clip_lo=0.1", "clip_lo"),
         ("surrogate.clip_low=-0.2", "error: Ppo.clip_low must be greater than 0, got -0.2"),
