@@ -155,17 +155,6 @@ def planted(tmp_path: Path) -> Callable[..., SweepData]:
 # ---- intervals
 
 
-def test_t_interval_by_hand() -> None:
-    interval = t_interval([1.0, 2.0, 3.0])
-    half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)  # the quantile for 2 degrees of freedom, exactly
-    assert (interval.mean, interval.n) == (2.0, 3)
-    assert (interval.low, interval.high) == pytest.approx((2 - half, 2 + half), rel=1e-12)
-    one = t_interval([0.5])
-    assert (one.mean, one.n, one.text()) == (0.5, 1, "0.500") and math.isnan(one.low) and math.isnan(one.high)
-    none = t_interval([])
-    assert none.n == 0 and math.isnan(none.mean) and none.text() == "-"
-
-
 def test_differences_are_paired_over_common_seeds_only() -> None:
     treated = pd.Series({0: 1.0, 1: 2.0, 2: 4.0, 5: 100.0})
     control = pd.Series({2: 1.0, 1: 1.0, 0: 1.0, 7: -100.0})
@@ -174,7 +163,7 @@ def test_differences_are_paired_over_common_seeds_only() -> None:
     assert paired_difference(treated, pd.Series({9: 1.0})).n == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("n", [3, 5])
 def test_coverage_is_what_the_docstring_says(n: int) -> None:
     rng = np.random.default_rng(n)

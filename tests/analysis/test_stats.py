@@ -72,11 +72,15 @@ def test_the_t_interval_by_hand() -> None:
     # .5, .6, .7: mean .6, deviation .1, error .1 / sqrt 3 = .057735; t of 2 degrees at .975 is 4.302653
     interval = t_interval([0.5, 0.6, 0.7])
     assert interval.mean == pytest.approx(0.6, abs=SAME)
-    assert interval.high - interval.mean == pytest.approx(4.302653 * 0.057735, abs=1e-6)
+    half = 4.302653 * 0.057735
+    assert (interval.low, interval.high) == pytest.approx((0.6 - half, 0.6 + half), abs=1e-6)
     assert (interval.n, interval.contains(0.5), interval.contains(0.9)) == (3, True, False)
 
 
 def test_nothing_is_excluded_without_bounds() -> None:
+    one, none = t_interval([0.5]), t_interval([])
+    assert (one.mean, one.n, one.text()) == (0.5, 1, "0.500") and math.isnan(one.low) and math.isnan(one.high)
+    assert none.n == 0 and math.isnan(none.mean) and none.text() == "-"
     assert t_interval([0.5]).contains(7.0)
     assert t_interval([]).contains(0.0)
     bounded = Interval(1.0, 0.0, 2.0, 3)

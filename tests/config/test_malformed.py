@@ -245,6 +245,7 @@ from grpo_lab.cli import main
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "program,module", [("train", "hydra"), ("train", "omegaconf"), ("cli", "argparse"), ("cli", "rich.console")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ LINES = list(dict.fromkeys(commands()))
 OF_GRPO_LAB = [(page, line) for page, line in LINES if line.startswith("grpo-lab ")]
 OF_TRAIN = [(page, line) for page, line in LINES if "-m grpo_lab.train" in line]
 OF_MAKE = [(page, line) for page, line in LINES if line.startswith("make ")]
+known = cache(command_line)  # all of its parsers are made at each call
 
 
 def test_there_are_many() -> None:
@@ -45,7 +47,7 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize(("page", "line"), OF_GRPO_LAB)
 def test_a_command_has_these_flags(page: str, line: str) -> None:
-    parser, commands = command_line()
+    parser, commands = known()
     words = [word for word in shlex.split(line)[1:] if word != "dev"]
     assert words[0] in commands, page
     if words[0] not in ("train", "sweep"):
@@ -69,4 +71,4 @@ def test_a_target_is_there(page: str, line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_named_in_sentences_exist(page: Path) -> None:
     named = re.findall(r"`grpo-lab (?:dev )?([a-z][a-z-]*)", page.read_text())
-    assert set(named) <= {*command_line()[1], "dev"}
+    assert set(named) <= {*known()[1], "dev"}

@@ -179,7 +179,7 @@ SCHEDULES = {
 AT_EVERY_CHANGE = """
     plain dapo ppo scalerl vineppo
     two_passes packed_and_computed_again thrown_tokens thrown_tokens_under_sampler charged put_in_opo thrown_opo critic
-    one_step_off off_policy_k interruptible_and_put_in in_flight in_flight_in_few_places
+    critic_over_thrown_tokens one_step_off off_policy_k interruptible_and_put_in in_flight in_flight_in_few_places
 """
 
 

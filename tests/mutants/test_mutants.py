@@ -31,6 +31,15 @@ def test_every_fault_stands_once_in_the_code_and_every_test_that_should_see_it_e
     assert all("|" not in fault.name + fault.does + fault.equivalent for fault in faults), "they are runs of a table"
 
 
+def test_every_change_runs_the_tests_that_should_see_a_fault(request: pytest.FixtureRequest) -> None:
+    wanted = {test for fault in plant.read() for test in fault.tests}
+    chosen = {f"{item.path.name}::{item.name}" for item in request.session.items}
+    files = {test.partition("::")[0] for test in chosen}
+    if request.config.option.keyword or any(test.partition("::")[0] not in files for test in wanted):
+        pytest.skip("only some tests were chosen, and not by their marks alone")
+    assert wanted - chosen - {test.partition("[")[0] for test in chosen} == set()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

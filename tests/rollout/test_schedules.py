@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_close, make_rollouts, maker_of, queue_of
-from short_runs import final_weights, metrics_of, run_in_process, same_ending, train_command
+from short_runs import metrics_of, run_in_process, same_ending
 from transformers import AutoModelForCausalLM
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
@@ -516,33 +516,6 @@ def test_a_batch_that_waits_is_trained_on_before_the_run_ends(opened) -> None:
         again = queue_of(run, state)
         make_hopeless(again)
         again.take()  # and so it does when it is tried again
-
-
-@pytest.mark.extended
-def test_killed_and_resumed_in_the_middle_of_responses(tmp_path: Path, tiny_base: Path) -> None:
-    """SIGKILL of the process, not an exception: what is on disk is enough."""
-    import signal
-    import subprocess
-    import time
-
-    overrides = (*LONG, *RESUMED["in_flight"])
-    whole = run_in_process(tmp_path / "whole", *overrides, name="x")
-    process = subprocess.Popen(train_command(tmp_path / "cut", *overrides), stdout=subprocess.DEVNULL)
-    log = None
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        found = list((tmp_path / "cut").glob("*/seed=0/checkpoints/step=000003"))
-        if found:
-            log = found[0].parent.parent
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert log is not None
-    subprocess.run(train_command(tmp_path / "cut", *overrides), check=True, stdout=subprocess.DEVNULL)
-    assert [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()] == metrics_of(whole)
-    ours, theirs = final_weights(log), final_weights(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def _of_another_size(folder: Path, target: Path, step: float, token: float) -> Path:

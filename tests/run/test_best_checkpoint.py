@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from grpo_lab import loop
 from grpo_lab.harness.command import weights_of
 from grpo_lab.run.checkpoint import BEST, complete
-from grpo_lab.run.recorder import verdict
+from grpo_lab.run.recorder import _fallen, verdict
 from grpo_lab.tracking.metrics import SUITES
 
 METRIC = "eval/heldout/accuracy"
@@ -71,6 +71,20 @@ def test_the_best_weights_are_those_after_the_best_evaluation(fallen: Path) -> N
     assert [one.step for one in weights_of(fallen, ["best"], base=False)] == [step]
 
 
+def test_a_suite_has_fallen_that_ends_a_tenth_below_its_best(tmp_path: Path) -> None:
+    rates = {0: (0.25, 0.25), 1: (0.75, 0.75), 2: (0.5, 0.7)}
+    lines = [
+        {"step": step, "metrics": {METRIC: one, "eval/downstream/accuracy": other}}
+        for step, (one, other) in rates.items()
+    ]
+    fell = _fallen(lines)
+    assert fell == {"heldout": {"metric": METRIC, "step": 1, "value": 0.75, "last": 0.5, "evaluations": 3}}
+    done = {"steps": 2, "first": lines[0]["metrics"], "last": lines[2]["metrics"], "fell": fell}
+    (warning,) = (line for line in verdict(tmp_path, done).splitlines() if line.startswith("warning"))
+    assert warning == f"warning: accuracy fell: {SUITES['heldout']}, 0.750 at step 1, 0.500 at the end"
+
+
+@pytest.mark.extended
 def test_a_suite_that_ends_far_below_its_best_is_warned_of(fallen: Path) -> None:
     said, fell = verdict(fallen, done_of(fallen)), []
     for suite, name in SUITES.items():

@@ -23,6 +23,8 @@ from short_runs import (
     train_command,
 )
 
+from grpo_lab.run.recorder import _fallen
+
 # The shortest way through the loop; test_reference_loop.py sees every update of the longer ones.
 AT_EVERY_CHANGE = ("plain",)
 
@@ -223,16 +225,16 @@ def test_an_inert_trick_is_named_in_the_summary(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
-    one = brief_run(tmp_path / "a", "budget.amount=4")
-    two = brief_run(tmp_path / "b", "budget.amount=4")
-    other = brief_run(tmp_path / "c", "budget.amount=4", "seed=1")
+    one = brief_run(tmp_path / "a", "budget.amount=2")
+    two = brief_run(tmp_path / "b", "budget.amount=2")
+    other = brief_run(tmp_path / "c", "budget.amount=2", "seed=1")
     same_ending(one, two)
     assert (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes()
 
 
 def test_microbatches_change_no_metric_beyond_rounding(tmp_path: Path) -> None:
-    one = metrics_of(brief_run(tmp_path / "a", "budget.amount=2"))[1]["metrics"]
-    two = metrics_of(brief_run(tmp_path / "b", "budget.amount=2", "microbatch_tokens=200"))[1]["metrics"]
+    one = metrics_of(brief_run(tmp_path / "a", "budget.amount=1"))[1]["metrics"]
+    two = metrics_of(brief_run(tmp_path / "b", "budget.amount=1", "microbatch_tokens=200"))[1]["metrics"]
     for name in ("train/loss", "train/gradient_norm", "train/entropy", "train/update_norm", "reward/mean"):
         assert one[name] == pytest.approx(two[name], rel=0, abs=2e-4), name
 
@@ -248,7 +250,7 @@ def test_arms_of_one_seed_see_the_same_problems_and_noise(tmp_path: Path) -> Non
         pd.testing.assert_series_equal(tables[0]["text"], other["text"])
 
 
-OVERRIDES = [*BRIEF, "budget.amount=24", "checkpoint_every=5", "evaluation.every=8", "rollouts_every=4", "kl=k3_loss"]
+OVERRIDES = [*BRIEF, "checkpoint_every=5", "evaluation.every=8", "rollouts_every=4", "kl=k3_loss"]
 
 
 def kill_when(command: list[str], reached: Path, lines: int, pause: float) -> bool:
@@ -269,14 +271,17 @@ MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # 
 
 @pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
 @pytest.mark.parametrize(
-    "moments", [MOMENTS[3:4], pytest.param(MOMENTS, marks=pytest.mark.extended)], ids=["one", "six"]
+    ("moments", "steps"),
+    [(MOMENTS[3:4], 12), pytest.param(MOMENTS, 24, marks=pytest.mark.extended)],
+    ids=["one", "six"],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
-    tmp_path: Path, moments: tuple[tuple[int, float], ...]
+    tmp_path: Path, moments: tuple[tuple[int, float], ...], steps: int
 ) -> None:
     """Kills at different points: right after a line, within a step, around checkpoints and evaluations."""
-    whole = run_in_process(tmp_path / "whole", *OVERRIDES, name="x")
-    command = train_command(tmp_path / "killed", *OVERRIDES)
+    overrides = [*OVERRIDES, f"budget.amount={steps}"]
+    whole = run_in_process(tmp_path / "whole", *overrides, name="x")
+    command = train_command(tmp_path / "killed", *overrides)
     killed = 0
     for lines, pause in moments:
         found = list((tmp_path / "killed").glob("*/seed=0"))
@@ -294,11 +299,11 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
             continue
         killed += kill_when(command, log, lines, pause)
     assert killed >= max(1, len(moments) - 1)
-    subprocess.run(command, check=True, timeout=200, stderr=subprocess.DEVNULL)
     (folder,) = (tmp_path / "killed").glob("*/seed=0")
+    assert run_in_process(tmp_path / "killed", *overrides, name=folder.parent.name) == folder
     same_ending(whole, folder)
     timing = [json.loads(line)["step"] for line in (folder / "timing.jsonl").read_text().splitlines()]
-    assert len(timing) > 25, "attempts that were killed stay in timing.jsonl"
+    assert len(timing) > steps + 1, "attempts that were killed stay in timing.jsonl"
     assert (folder / "environment.1.json").exists(), "so does what is known of the machine they ran on"
 
 
@@ -313,40 +318,31 @@ def test_a_checkpoint_is_due_by_time_too_and_changes_no_result(tmp_path: Path, s
     same_ending(by_steps, by_time)
 
 
-@pytest.mark.extended
-def test_ctrl_c_leaves_a_message_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = train_command(tmp_path, "budget.amount=30", "checkpoint_every=3")
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, **pipes)
-    while not (found := list(tmp_path.glob("*/seed=0/checkpoints/step=*"))):
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode != 0 and "re-run the same command to resume" in said
-    folder = found[0].parent.parent
-    assert "KeyboardInterrupt" in (folder / "error.txt").read_text()
-    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    assert "resuming after step" in again.stderr
-    assert (folder / "DONE").exists() and (folder / "error.1.txt").exists()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one step, below its folder of runs."""
+    return brief_run(tmp_path_factory.mktemp("finished"), "budget.amount=1")
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    folder = brief_run(tmp_path, "budget.amount=1")
+@pytest.fixture
+def again(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it to change."""
+    return Path(shutil.copytree(finished, tmp_path / finished.relative_to(finished.parents[1])))
 
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path, again: Path) -> None:
     def written() -> dict[Path, int]:
         """Every file but the lock, which each look at the folder takes."""
-        files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+        files = [path for path in again.rglob("*") if path.is_file() and path.name != ".lock"]
         return {path: path.stat().st_mtime_ns for path in files}
 
     before = written()
-    assert brief_run(tmp_path, "budget.amount=1") == folder
+    assert brief_run(tmp_path, "budget.amount=1") == again
     assert written() == before
 
 
-def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
-    brief_run(tmp_path, "budget.amount=1")
-    (tmp_path / "run" / "seed=0" / "DONE").unlink()
+def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path: Path, again: Path) -> None:
+    (again / "DONE").unlink()
     with pytest.raises(ValueError, match=r"scale\.ddof: 0 there, 1 now"):
         brief_run(tmp_path, "budget.amount=1", "convention.std_ddof=1")
 
@@ -378,6 +374,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     answers = pd.read_parquet(folder / "eval" / "step=000002.parquet")
     assert set(answers["suite"]) == {"probe", "heldout_training", "heldout", "downstream"}
     scores = metrics_of(folder)[-1]["metrics"]
+    assert json.loads((folder / "DONE").read_text())["fell"] == _fallen(metrics_of(folder))
     by_suite = answers.groupby("suite")["outcome"].mean()
     assert all(by_suite[suite] == pytest.approx(scores[f"eval/{suite}/accuracy"]) for suite in by_suite.index)
     rollouts = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")
@@ -413,10 +410,9 @@ def test_the_loop_hands_the_loss_the_old_and_the_reference_policy_it_says(tmp_pa
     assert rows[1]["train/approx_kl"] > 1e-6 and rows[1]["mismatch/absolute"] < 1e-5, "drift is not mismatch"
 
 
-def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_path: Path) -> None:
+def test_a_changed_number_in_a_yaml_is_noticed_even_when_the_run_is_done(tmp_path: Path, again: Path) -> None:
     """Names come from overrides, so an edited file leads to the same folder."""
-    folder = brief_run(tmp_path, "budget.amount=1")
-    assert (folder / "DONE").exists()
+    assert (again / "DONE").exists()
     with pytest.raises(ValueError, match=r"surrogate\.clip_low: 0\.2 there, 0\.3 now"):
         brief_run(tmp_path, "budget.amount=1", "surrogate.clip_low=0.3")
 

@@ -8,6 +8,7 @@ variables, so processes that tests start and the workers of pytest-xdist see the
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import runpy
@@ -122,8 +123,15 @@ def beyond(*requirements: str) -> set[str]:
 
 
 def _imported_as(distribution: metadata.Distribution) -> set[str]:
-    modules = [Path(str(file)) for file in distribution.files or [] if file.suffix in (".py", ".so")]
-    return {module.parts[0].partition(".")[0] for module in modules} - {""}
+    """From the lines of its RECORD, since an object for each of 180,000 files takes seconds."""
+    record = distribution.read_text("RECORD")
+    files = map(str, distribution.files or []) if record is None else csv_column(record)
+    return {file.partition("/")[0].partition(".")[0] for file in files if file.endswith((".py", ".so"))} - {""}
+
+
+def csv_column(table: str) -> list[str]:
+    """The first column of a table in CSV."""
+    return [line[0] for line in csv.reader(table.splitlines()) if line]
 
 
 @contextmanager

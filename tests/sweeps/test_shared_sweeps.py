@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import alive, wait_until
-from sweep_processes import WORLD, cells_of, finished, lines_in, quiet_board, started, sweep_from_here
+from sweep_processes import WORLD, cells_of, lines_in, quiet_board, started, sweep_from_here
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend
@@ -88,18 +88,6 @@ def test_a_cell_that_another_process_takes_while_ours_loads_and_then_leaves_is_s
     assert "the run was left unfinished: it goes on here" in said_by(display)
     assert "is in use by process" in (job.folder / "output.log").read_text()
     assert run_status(job.folder) == "done"
-
-
-@pytest.mark.extended
-def test_two_sweeps_share_their_cells_and_both_end_well(tmp_path: Path, tiny_base: Path) -> None:
-    words = ("seed=0,1,2", "budget.amount=60", "hydra.launcher.workers=1")
-    with started(tmp_path, *words) as (one, _), started(tmp_path, *words) as (other, _):
-        said = [process.communicate(timeout=200)[1] for process in (one, other)]
-    assert (one.returncode, other.returncode) == (0, 0), said
-    assert any("waiting for run seed=" in text for text in said) and finished(tmp_path) == 3
-    for path in tmp_path.glob("*/seed=*/output.log"):
-        assert path.read_text().count("finished after 60 steps") >= 1
-        assert lines_in(path.parent / "metrics.jsonl") == 61, "no step twice"
 
 
 @pytest.mark.extended

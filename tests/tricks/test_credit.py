@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +18,7 @@ import pytest
 import torch
 from helpers import F64, assert_close, continuations_of, make_graded, make_rollouts, tiny_model
 from safetensors.torch import load_file
-from short_runs import metrics_of, run_in_process, same_ending, train_command
+from short_runs import metrics_of, run_in_process, same_ending
 from torch import Tensor, nn
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
@@ -535,27 +532,6 @@ def same_critic(one: Path, other: Path) -> None:
 
 
 SIX_STEPS = ["budget.amount=6", "checkpoint_every=2", "keep_checkpoints=9", *SMALL]
-
-
-@pytest.mark.extended
-def test_a_killed_run_with_a_critic_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """SIGKILL soon after the third step, the last checkpoint being that of step 2, or of step 4 at the latest."""
-    overrides = [*GAE, "critic.pretrain_steps=4", *SIX_STEPS]
-    whole = run_in_process(tmp_path / "whole", *overrides)
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(train_command(tmp_path / "killed", *overrides), **silent)
-    logs: list[Path] = []
-    while not logs or logs[0].read_bytes().count(b"\n") < 4:
-        assert process.poll() is None
-        time.sleep(0.005)
-        logs = list((tmp_path / "killed").glob("*/seed=0/metrics.jsonl"))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    killed = logs[0].parent
-    assert not (killed / "DONE").exists()
-    assert run_in_process(tmp_path / "killed", *overrides, name=killed.parent.name) == killed
-    same_ending(whole, killed)
-    same_critic(whole, killed)
 
 
 @pytest.mark.extended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 import loss_options
 import pytest
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.baseline import BatchMean, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, Weights
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -136,28 +136,6 @@ def a_graded(*, binary: bool = False, lengths=((1, 2, 3, 4), (5, 1, 1, 2), (2, 2
     """Three groups of four; shaped rewards, or right and wrong alone."""
     shaped = [[1, 0, 0.7, 0], [0, 1, 1, 0.3], [1, 0, 1, 1]]
     return make_graded([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1]] if binary else shaped, lengths=lengths)
-
-
-def test_pass_at_one_is_the_group_mean_over_the_population_deviation() -> None:
-    graded = a_graded(binary=True)
-    expected = advantages_of(graded, GroupMean(Singleton.zero), GroupStd(0, 0.0, False, Singleton.zero))
-    assert_close(advantages_of(graded, PassAtK(1)), expected, EXACT, "k = 1")
-    assert (advantages_of(graded, PassAtK(2)) - expected).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_pass_at_k_is_the_mean_standardised_best_of_all_subsets(k) -> None:
-    graded = a_graded(binary=True)
-    expected = torch.zeros(3, 4, dtype=F64)
-    for group, row in enumerate(graded.outcome.tolist()):
-        subsets = list(combinations(range(4), k))
-        best = torch.tensor([max(row[place] for place in subset) for subset in subsets], dtype=F64)
-        if best.std(correction=0) > 0:
-            standard = (best - best.mean()) / best.std(correction=0)
-            for place in range(4):
-                held = torch.tensor([place in subset for subset in subsets])
-                expected[group, place] = standard[held].mean()
-    assert_close(advantages_of(graded, PassAtK(k)), expected, EXACT, "brute force over subsets")
 
 
 @pytest.mark.parametrize("by", list(Weights), ids=lambda by: by.value)

@@ -1,4 +1,4 @@
-"""Numbers computed by hand, or by verl, for every option of every axis that exists."""
+"""Numbers computed by hand for every option of every axis that exists; test_conventions has those of verl."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from helpers import (
 )
 from loss_options import IMPORTANCES, SURROGATES
 from torch import Tensor, nn
-from verl_cases import LOSSES, both_cases, graded_of, tensor, verl_inputs
 
 from grpo_lab.config.run_config import AXES, snake_case
 from grpo_lab.learner.loss import policy_loss
@@ -103,7 +102,6 @@ from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.tricks.updates import Updates
 
 EXACT = 1e-12
-VERL = 1e-8  # verl adds 1e-8 to the token count in its sequence mean
 TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 
 
@@ -500,15 +498,6 @@ def test_l1_of_the_published_numbers() -> None:
     short = make_graded([[1]], lengths=[[100]], target_length=[[500]])
     steep = L1Max(alpha=0.01, shortest=100, longest=4000, delta=0.5)
     assert_close(steep(short).reward, [[1]], EXACT, ".01 * 400 + .5 stops at 1")
-
-
-def test_a_wish_is_drawn_evenly_from_the_shortest_to_the_longest() -> None:
-    shaping = L1Exact(alpha=0.03, shortest=8, longest=11)
-    # 8 + floor(u * 4): a quarter of [0, 1) for each of 8, 9, 10, 11
-    drawn = [shaping.draw_target_length(u) for u in (0.0, 0.2499, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.9999)]
-    assert drawn == [8, 8, 9, 9, 10, 10, 11, 11]
-    assert L1Max(alpha=0.03, shortest=8, longest=8, delta=0.5).draw_target_length(0.9999) == 8
-    assert NoShaping().draw_target_length(0.5) is None and not NoShaping().asks_for
 
 
 @pytest.mark.parametrize(
@@ -1804,48 +1793,7 @@ def test_uniform_walks_through_seven_problems_three_at_a_time() -> None:
     assert walk(seed=5) == draws and walk(seed=6) != draws
 
 
-# --- verl ---------------------------------------------------------------------------------------------------
-
-
-@both_cases
-@pytest.mark.parametrize(
-    ("name", "baseline", "scale"),
-    [
-        ("group_mean / group_std ddof=1 eps=1e-6", GroupMean(Singleton.zero), GroupStd(1, 1e-6, False, Singleton.zero)),
-        ("group_mean / none", GroupMean(Singleton.zero), NoScale()),
-        ("leave_one_out / none", LeaveOneOut(Singleton.zero), NoScale()),
-    ],
-)
-def test_advantages_are_those_of_verl(case, name, baseline, scale) -> None:
-    got = advantages_of(graded_of(case), baseline, scale).flatten()
-    assert_close(got, case["advantages"][name], VERL, name)
-
-
-@both_cases
-@pytest.mark.parametrize(
-    ("name", "surrogate", "aggregation"),
-    [
-        ("ppo low=.2 high=.28 dual=3 | token_mean", Ppo(0.2, 0.28), TokenMean(Scope.step)),
-        ("ppo low=.2 high=.2 dual=3 | sequence_mean", Ppo(0.2, 0.2), SequenceMean(0.0)),
-        ("ppo low=.2 high=.2 dual=3 | constant L=7", Ppo(0.2, 0.2), Constant(7, Width.budget)),
-    ],
-)
-def test_losses_and_gradients_are_those_of_verl(case, name, surrogate, aggregation) -> None:
-    inputs, expected = verl_inputs(case), case[LOSSES][name]
-    ratio = (tensor(case, "logprobs") - inputs.old_logprobs).exp()
-    assert ratio[inputs.loss_mask & (inputs.advantages < 0)].max() < 3, "verl's dual clip would act"
-    run = make_run(surrogate=surrogate, aggregation=aggregation)
-    loss, gradient = loss_and_gradient(run, inputs, tensor(case, "logprobs"))
-    assert_close(loss, expected["loss"], VERL, f"loss of {name}")
-    assert_close(gradient, expected["grad"], VERL, f"gradient of {name}")
-
-
-@both_cases
-def test_k3_is_that_of_verl(case) -> None:
-    logprobs = tensor(case, "logprobs")
-    penalty = K3Loss(kl_coef=1.0, log_ratio_limit=20.0, limit=0.0)(logprobs, logprobs, tensor(case, "ref_logprobs"))
-    got = penalty * tensor(case, "response_mask")
-    assert_close(got, case["kl elementwise"]["k3"], VERL, "k3 on every token")
+# --- all stages ---------------------------------------------------------------------------------------------
 
 
 def test_the_stages_in_order_give_the_step_made_by_hand() -> None:

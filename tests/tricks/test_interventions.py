@@ -14,7 +14,7 @@ import torch
 from helpers import F64, assert_close, loss_and_gradient, make_graded, make_rollouts
 from helpers import make_run as loss_run
 from sampling import CPU, FP32, requests_of
-from short_runs import metrics_of, run_in_process, same_ending
+from short_runs import SMALL, metrics_of, run_in_process, same_ending
 from transformers import AutoTokenizer
 
 from grpo_lab.engines.native import Native
@@ -33,7 +33,7 @@ from grpo_lab.tasks.verifiers import Near, Strict
 from grpo_lab.tricks.kl import K3Loss
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.tricks.reference import Ema, Frozen, Reset
-from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping
+from grpo_lab.tricks.reward_shaping import L1Exact, L1Max, NoShaping
 from grpo_lab.tricks.truncation import Interrupt, RepetitionStop, Score
 from grpo_lab.types import Completion, Groups, Microbatching, NoiseKey, Problem, Rollouts, StopReason
 
@@ -279,25 +279,11 @@ def test_the_end_of_text_wins_over_a_loop_on_the_same_token(tiny_base: Path, ses
 # --- rewards that look at length ----------------------------------------------------------------------------
 
 
-def test_the_published_numbers_of_l1_and_kimi() -> None:
-    lengths = [[100, 500, 1000, 2000, 2200]]
-    right = replace(make_graded([[1.0] * 5], lengths=lengths), target_length=torch.full((1, 5), 500))
-    # .0003 * (500 - n) + .5: .12 + .5, 0 + .5, -.15 + .5, -.45 + .5, -.51 + .5 < 0
-    most = L1Max(alpha=0.0003, shortest=100, longest=4000, delta=0.5)(right)
-    assert_close(most.reward, [[0.62, 0.5, 0.35, 0.05, 0]], 1e-12, "clip within [0, 1]")
-    # 1 - .0003 * |500 - n|: 400, 0, 500, 1500 and 1700 tokens off
-    exact = L1Exact(alpha=0.0003, shortest=100, longest=4000)(right)
-    assert_close(exact.reward, [[0.88, 1, 0.85, 0.55, 0.49]], 1e-12, "both sides cost")
-    group = make_graded([[1, 1, 0, 0, 0]], lengths=[[100, 200, 300, 400, 500]])
-    # .5 - (n - 100) / 400 where right; no more than 0 where wrong
-    kimi = KimiLength(coef=1.0, begins_at=0.0)(group)
-    assert_close(kimi.components["kimi_length"], [[0.5, 0.25, 0, -0.25, -0.5]], 1e-12, "6.1")
-
-
 def test_a_target_length_covers_its_range_and_is_of_the_prompt_alone(make_run) -> None:
     shaping = L1Exact(alpha=0.03, shortest=8, longest=12)
     # Five lengths, a fifth of [0, 1) each.
     assert [shaping.draw_target_length(u) for u in (0.0, 0.199, 0.2, 0.999, 1 - 2**-53)] == [8, 8, 9, 12, 12]
+    assert L1Max(alpha=0.03, shortest=8, longest=8, delta=0.5).draw_target_length(0.9999) == 8
     assert shaping.asks_for == range(8, 13) and NoShaping().draw_target_length(0.5) is None and not NoShaping().asks_for
     template = make_run().template
     problem = Problem(7, "3+4?", "7", 2)
@@ -383,8 +369,8 @@ def test_the_references_weights_are_those_numbers(make_run) -> None:
     ids=str,
 )
 def test_a_killed_run_with_a_reference_that_moves_ends_with_the_same_bits(tmp_path: Path, reference: list[str]) -> None:
-    settings = [*reference, "kl=k3_loss", "kl.kl_coef=0.1", "evaluation=brief", "evaluation.every=5", "updates=two"]
-    settings += ["budget.amount=5", "optimizer.learning_rate=1e-3"]
+    settings = [*reference, "kl=k3_loss", "kl.kl_coef=0.1", "updates=two", "budget.amount=5", *SMALL]
+    settings += ["problems_per_step=4", "group_size=4"]
     whole = run_in_process(tmp_path / "whole", *settings, "checkpoint_every=3")
     broken = shutil.copytree(whole, tmp_path / "broken" / whole.relative_to(tmp_path / "whole"))
     (broken / "DONE").unlink()
