@@ -27,7 +27,7 @@ from grpo_lab.analysis.divergence.measures import (
 )
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.divergence.selection import (
-    Measured,
+    SelectedDifference,
     post_peak_drop,
     question_halves,
     selection_optimism,
@@ -184,7 +184,7 @@ def _choice_rows(
 
 
 def _by_question(
-    cell: Sequence[Track], name: str, runs: Sequence[Measured], rng: np.random.Generator, note: str = ""
+    cell: Sequence[Track], name: str, runs: Sequence[SelectedDifference], rng: np.random.Generator, note: str = ""
 ) -> Row:
     row = _over_runs(cell, name, [run.value for run in runs], note=note)
     by_question = np.array([run.contributions for run in runs if run.held])
