@@ -81,7 +81,7 @@ class RatioMask(Surrogate):
 
 @dataclass(frozen=True)
 class Sppo(Surrogate):
-    """The log-ratio in place of the ratio, inside a symmetric band (arXiv:2108.05828; Trinity-RFT's sPPO).
+    """The log-ratio in place of the ratio, inside a symmetric band (softmax PPO, arXiv:2108.05828; Trinity-RFT).
 
     loss = -A * log ratio * keep,  keep = 1 / (1 + clip) <= ratio <= 1 + clip
 
@@ -104,65 +104,78 @@ class Sppo(Surrogate):
         return SurrogateLoss(-keep * tokens.advantages * tokens.log_ratio, keep, outside)
 
 
-class Band(Enum):
-    """Which ratios stay: those not beyond the bound on the side the advantage pushes to, or a ring.
-
-    A ring keeps those within the bound, and those far on the other side, which their advantage pulls back.
-    """
-
-    one_side = "one_side"
-    ring = "ring"
-
-
 class TokenWeight(Enum):
     """The weight of a kept token: 1, or its ratio."""
 
     one = "one"
     ratio = "ratio"
 
+    def of(self, ratio: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+        return ratio if self is TokenWeight.ratio else torch.ones_like(ratio)
+
+    @property
+    def factor(self) -> str:
+        """What it writes before the advantage in a formula."""
+        return "sg(r) * " if self is TokenWeight.ratio else ""
+
 
 @dataclass(frozen=True)
-class Rec(Surrogate):
-    """REINFORCE with a band on the ratio, as in the REC series (arXiv:2509.24203; Trinity-RFT).
+class RecOneSide(Surrogate):
+    """REINFORCE without the tokens that moved too far the way their advantage pushes (REC, arXiv:2509.24203).
 
-    loss = -sg(w) * A * logprob * keep,  w = 1 or the ratio
-    keep, one_side:    ratio <= 1 + clip where A >= 0, ratio >= 1 - clip where A <= 0
-          ring:        1 - clip <= ratio <= 1 + clip, or <= 1 - far where A >= 0, or >= 1 + far where A <= 0
+    loss = -sg(w) * A * logprob * keep,  keep = ratio <= 1 + clip where A >= 0, ratio >= 1 - clip where A <= 0
 
-    With `band: one_side, weight: ratio` the gradient is Ppo's. With weight 1 the importance weight is left out, so the
-    band alone decides what off-policy data do.
+    `weight: ratio` has Ppo's gradient. With weight 1 the importance weight is left out, so the band alone decides what
+    off-policy data do.
     """
 
-    band: Band
-    weight: TokenWeight
     clip: float
-    far: float  # read by band=ring only
+    weight: TokenWeight
 
     @property
     def formula(self) -> str:
-        weight = "sg(r) * A * logp" if self.weight is TokenWeight.ratio else "A * logp"
-        if self.band is Band.one_side:
-            return f"-{weight} where r <= 1 + {{clip}} if A >= 0, r >= 1 - {{clip}} if A <= 0, else 0"
+        bounds = "r <= 1 + {clip} if A >= 0, r >= 1 - {clip} if A <= 0"
+        return f"-{self.weight.factor}A * logp where {bounds}, else 0"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "clip")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        ratio, advantages = tokens.log_ratio.detach().exp(), tokens.advantages
+        outside = ((ratio > 1 + self.clip) & (advantages >= 0)) | ((ratio < 1 - self.clip) & (advantages <= 0))
+        return _weighted(tokens, torch.where(outside, 0.0, self.weight.of(ratio)), outside)
+
+
+@dataclass(frozen=True)
+class RecRing(Surrogate):
+    """REINFORCE of the tokens near ratio 1, and of those far away that their advantage pulls back (arXiv:2509.24203).
+
+    loss = -sg(w) * A * logprob * keep
+    keep = 1 - clip <= ratio <= 1 + clip, or ratio <= 1 - far where A >= 0, or ratio >= 1 + far where A <= 0
+
+    Differs from RecOneSide: tokens between `clip` and `far` leave whichever way their advantage pushes.
+    """
+
+    clip: float
+    far: float
+    weight: TokenWeight
+
+    @property
+    def formula(self) -> str:
         ring = "r <= 1 - {far} if A >= 0, or r >= 1 + {far} if A <= 0"
-        return f"-{weight} where 1 - {{clip}} <= r <= 1 + {{clip}}, or {ring}, else 0"
+        inside = "1 - {clip} <= r <= 1 + {clip}"
+        return f"-{self.weight.factor}A * logp where {inside}, or {ring}, else 0"
 
     def __post_init__(self) -> None:
         require_positive(self, "clip", "far")
         require_field(self.far >= self.clip, self, "far", f"at least clip ({self.clip:g})")
 
-    def keeps(self, ratio: Float[Tensor, "M T"], advantages: Float[Tensor, "M T"]) -> Bool[Tensor, "M T"]:
-        """The tokens that stay."""
-        below, above = ratio <= 1 + self.clip, ratio >= 1 - self.clip
-        if self.band is Band.one_side:
-            return (below | (advantages < 0)) & (above | (advantages > 0))
-        returns = ((advantages >= 0) & (ratio <= 1 - self.far)) | ((advantages <= 0) & (ratio >= 1 + self.far))
-        return (below & above) | returns
-
     def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
-        ratio = tokens.log_ratio.detach().exp()
-        keep = self.keeps(ratio, tokens.advantages)
-        weight = ratio if self.weight is TokenWeight.ratio else torch.ones_like(ratio)
-        return _weighted(tokens, torch.where(keep, weight, 0.0), ~keep)
+        ratio, advantages = tokens.log_ratio.detach().exp(), tokens.advantages
+        inside = (ratio >= 1 - self.clip) & (ratio <= 1 + self.clip)
+        returns = ((advantages >= 0) & (ratio <= 1 - self.far)) | ((advantages <= 0) & (ratio >= 1 + self.far))
+        outside = ~(inside | returns)
+        return _weighted(tokens, torch.where(outside, 0.0, self.weight.of(ratio)), outside)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def test_a_value_without_a_counterpart_is_left_to_fill_in_beside_the_known_ones(
         ("reward.weights=[1,0.3]", "type reward=function reward.path=... reward.weights=[1,0.3]"),
         ("reward.judge.model=a", "reward=rubric, rubric_evolving have it: type reward=rubric reward.judge.model=a"),
         ("surrogate.clip_higher=0.3", "did you mean surrogate.clip_high? surrogate=clip_cov, "),
-        ("surrogate.clip_higher=0.3", "ppo_r1 have it: type surrogate=ppo_higher surrogate.clip_high=0.3"),
+        ("surrogate.clip_higher=0.3", "ratio_mask have it: type surrogate=ppo_higher surrogate.clip_high=0.3"),
         ("scale.dof=1", "did you mean scale.ddof? scale=batch_std, batch_std_raw, batch_std_tokens, group_std have it"),
         ("optimizer.warmup_update=3", "did you mean optimizer.warmup_updates? type optimizer.warmup_updates=3"),
         ("budget.steps=6", "there is no key 'budget.steps': type budget.amount=6"),

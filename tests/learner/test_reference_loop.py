@@ -152,6 +152,18 @@ CASES = {
         f"{LAGGED} surrogate=kl_cov surrogate.share=0.05 rejection=sequence_max_k2 rejection.bound=0.12",
         "surrogate=ppo rejection=none",
     ),
+    "ipo": (f"{LAGGED} surrogate=ipo surrogate.eps=0.02 surrogate.kl_tau=0.05 old_policy=sampler", "surrogate=ppo"),
+    "ratio_mask": (f"{LAGGED} surrogate=ratio_mask surrogate.clip_high=0.1", "surrogate=ppo"),
+    "sppo": (f"{LAGGED} surrogate=sppo surrogate.clip=0.1 old_policy=sampler", "surrogate=reinforce"),
+    "rec_one_side": (f"{LAGGED} surrogate=rec_one_side surrogate.clip=0.1 old_policy=sampler", "surrogate=ppo"),
+    "rec_ring": (
+        f"{LAGGED} surrogate=rec_ring surrogate.clip=0.05 surrogate.far=0.1 old_policy=sampler",
+        "surrogate=ppo",
+    ),
+    "vespo": (f"{LAGGED} surrogate=vespo importance=sequence_product old_policy=sampler", "surrogate=reinforce"),
+    "dro": (f"{LAGGED} surrogate=dro old_policy=sampler", "surrogate=reinforce"),
+    "fipo": (f"{LAGGED} surrogate=fipo surrogate.half_life=4 surrogate.low=0.1 old_policy=sampler", "surrogate=ppo"),
+    "m2po": (f"{LAGGED} surrogate=m2po surrogate.bound=0.001 old_policy=sampler", "surrogate=ppo"),
     "undecided_tokens": (
         f"{LAGGED} entropy=high_entropy_tokens rejection=sequence_max_k3 rejection.bound=0.05",
         "entropy=none rejection=none",

@@ -47,7 +47,18 @@ from grpo_lab.tricks.surrogate import (
     Sapo,
     Topr,
 )
-from grpo_lab.tricks.surrogate_off_policy import Band, Dro, Fipo, Ipo, M2po, RatioMask, Rec, Sppo, TokenWeight, Vespo
+from grpo_lab.tricks.surrogate_off_policy import (
+    Dro,
+    Fipo,
+    Ipo,
+    M2po,
+    RatioMask,
+    RecOneSide,
+    RecRing,
+    Sppo,
+    TokenWeight,
+    Vespo,
+)
 
 
 def label(option: object) -> str:
@@ -99,9 +110,9 @@ SURROGATES = (
     Ipo(0.05, 0.1),
     RatioMask(0.2, 0.28),
     Sppo(0.3),
-    Rec(Band.one_side, TokenWeight.one, 0.2, 0.4),
-    Rec(Band.one_side, TokenWeight.ratio, 0.2, 0.4),
-    Rec(Band.ring, TokenWeight.one, 0.2, 0.4),
+    RecOneSide(0.2, TokenWeight.one),
+    RecOneSide(0.2, TokenWeight.ratio),
+    RecRing(0.2, 0.4, TokenWeight.one),
     Vespo(2.0, 3.0, 3.0, 2.0),
     Dro(0.1),
     Fipo(0.2, 0.28, 8.0, 0.1, 0.2, 1.5, 0.2),

@@ -227,6 +227,54 @@ def _kl_cov(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked:
     return -log_r.exp() * a + torch.where(marked & (log_r.abs() > 1e-5), o.coef * log_r.abs(), torch.zeros_like(a))
 
 
+def _ipo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    keep = ((now.exp() - (now - log_r).exp()).abs() <= o.eps).detach()
+    return -(keep * log_r.exp()) * a + o.kl_tau * log_r.square()
+
+
+def _ratio_mask(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    ratio = log_r.exp().detach()
+    return -ratio * (ratio - 1 <= o.clip_high) * (1 - ratio <= o.clip_low) * a * now
+
+
+def _sppo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    inside = log_r.detach().abs() <= torch.tensor(1 + o.clip).double().log()
+    return -a * log_r * inside
+
+
+def _rec(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    """How far the advantage has pushed a token; its sign is lost where the advantage is 0, and so is the loss."""
+    ratio = log_r.exp().detach()
+    pushed = (ratio - 1) * a.sign()
+    keep = pushed <= o.clip
+    if hasattr(o, "far"):
+        keep = ((ratio - 1).abs() <= o.clip) | (pushed <= -o.far)
+    return -(ratio if o.weight.value == "ratio" else 1) * keep * a * now
+
+
+def _vespo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    """The density of a gamma distribution at the ratio, divided by that at 1."""
+    rises = a >= 0
+    k, lam = torch.where(rises, o.k_positive, o.k_negative), torch.where(rises, o.lam_positive, o.lam_negative)
+    ratio = log_r.detach().exp().clamp(1e-8)
+    return -(ratio**k * (lam - lam * ratio).exp()) * a * now
+
+
+def _fipo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    places = torch.arange(len(now))
+    apart = (places[None] - places[:, None]).double()  # how far ahead each column is of each row
+    decay = torch.where(apart >= 0, 2 ** (-apart / o.half_life), 0.0) * mask[None]
+    weight = (decay @ log_r.detach()).exp()
+    wary = (a < 0) & (log_r.exp() > o.safe_ratio)
+    weight = torch.where(wary, weight.clamp(1 - o.safe_low, 1), weight.clamp(1 - o.low, 1 + o.high))
+    return weight * _ppo(o, now, log_r, a, mask, marked)
+
+
+def _m2po(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor) -> Tensor:
+    loss = -log_r.exp() * a
+    return torch.where(marked, loss.detach(), loss)
+
+
 # The loss of each token from log-probs, log-ratio, advantages, tokens of the loss, and those the option marked.
 SURROGATE: dict[str, Callable[..., Tensor]] = {
     "Reinforce": lambda o, now, log_r, a, mask, marked: -a * now,
@@ -240,6 +288,15 @@ SURROGATE: dict[str, Callable[..., Tensor]] = {
     "Topr": _topr,
     "ClipCov": _clip_cov,
     "KlCov": _kl_cov,
+    "Ipo": _ipo,
+    "RatioMask": _ratio_mask,
+    "Sppo": _sppo,
+    "RecOneSide": _rec,
+    "RecRing": _rec,
+    "Vespo": _vespo,
+    "Dro": lambda o, now, log_r, a, mask, marked: -a * now + o.beta / 2 * log_r.square(),
+    "Fipo": _fipo,
+    "M2po": _m2po,
 }
 
 
@@ -260,8 +317,18 @@ def _marked_by_kl_cov(o: Any, now: Tensor, ratio: Tensor, a: Tensor, noise: Tens
     return _covariance(now, a).sort(descending=True, stable=True).indices[: max(1, int(o.share * len(now)))]
 
 
+def _marked_by_m2po(o: Any, now: Tensor, ratio: Tensor, a: Tensor, noise: Tensor) -> Tensor:
+    moved = ratio.log() ** 2
+    left = (((a > 0) & (ratio > 1)) | ((a < 0) & (ratio < 1))).nonzero().flatten().tolist()
+    dropped = list[int]()
+    while left and float(moved[left].mean()) > o.bound:
+        dropped.append(max(left, key=lambda place: float(moved[place])))
+        left.remove(dropped[-1])
+    return torch.tensor(dropped, dtype=torch.long)
+
+
 # Places of the tokens that a surrogate chooses among all tokens of an optimiser step's loss.
-MARKS = {"ClipCov": _marked_by_clip_cov, "KlCov": _marked_by_kl_cov}
+MARKS = {"ClipCov": _marked_by_clip_cov, "KlCov": _marked_by_kl_cov, "M2po": _marked_by_m2po}
 
 # The penalty of each token from log-probs now, of the old policy and of the reference.
 KL: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {

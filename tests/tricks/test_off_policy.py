@@ -12,13 +12,13 @@ from test_golden import EXACT, surrogate_of
 from grpo_lab.tricks.convention import Scope
 from grpo_lab.tricks.surrogate import StepTokens
 from grpo_lab.tricks.surrogate_off_policy import (
-    Band,
     Dro,
     Fipo,
     Ipo,
     M2po,
     RatioMask,
-    Rec,
+    RecOneSide,
+    RecRing,
     Sppo,
     TokenWeight,
     Vespo,
@@ -55,12 +55,12 @@ ONE, RATIO = TokenWeight.one, TokenWeight.ratio
         (RatioMask(0.2, 0.4), 2.0, [0, 0, 0.9, 1.1, 1.3, 0]),
         (RatioMask(0.2, 0.4), -2.0, [0, 0, 0.9, 1.1, 1.3, 0]),
         # one side: what the advantage pushes further away leaves
-        (Rec(Band.one_side, ONE, 0.2, 0.4), 2.0, [1, 1, 1, 1, 0, 0]),
-        (Rec(Band.one_side, ONE, 0.2, 0.4), -2.0, [0, 0, 1, 1, 1, 1]),
-        (Rec(Band.one_side, RATIO, 0.2, 0.4), -2.0, [0, 0, 0.9, 1.1, 1.3, 1.5]),
+        (RecOneSide(0.2, ONE), 2.0, [1, 1, 1, 1, 0, 0]),
+        (RecOneSide(0.2, ONE), -2.0, [0, 0, 1, 1, 1, 1]),
+        (RecOneSide(0.2, RATIO), -2.0, [0, 0, 0.9, 1.1, 1.3, 1.5]),
         # the ring keeps .5 where it rises again, and 1.5 where it falls again; .7 and 1.3 are in between
-        (Rec(Band.ring, ONE, 0.2, 0.4), 2.0, [1, 0, 1, 1, 0, 0]),
-        (Rec(Band.ring, ONE, 0.2, 0.4), -2.0, [0, 0, 1, 1, 0, 1]),
+        (RecRing(0.2, 0.4, ONE), 2.0, [1, 0, 1, 1, 0, 0]),
+        (RecRing(0.2, 0.4, ONE), -2.0, [0, 0, 1, 1, 0, 1]),
     ],
     ids=repr,
 )

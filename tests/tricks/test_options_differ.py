@@ -76,7 +76,18 @@ from grpo_lab.tricks.surrogate import (
     Sapo,
     Topr,
 )
-from grpo_lab.tricks.surrogate_off_policy import Band, Dro, Fipo, Ipo, M2po, RatioMask, Rec, Sppo, TokenWeight, Vespo
+from grpo_lab.tricks.surrogate_off_policy import (
+    Dro,
+    Fipo,
+    Ipo,
+    M2po,
+    RatioMask,
+    RecOneSide,
+    RecRing,
+    Sppo,
+    TokenWeight,
+    Vespo,
+)
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.types import Microbatching
 
@@ -250,11 +261,11 @@ OPTIONS = {
         RatioMask(0.3, 0.2),
         Sppo(0.2),
         Sppo(0.3),
-        Rec(Band.one_side, TokenWeight.one, 0.2, 0.4),
-        Rec(Band.one_side, TokenWeight.one, 0.3, 0.4),
-        Rec(Band.ring, TokenWeight.one, 0.2, 0.4),
-        Rec(Band.ring, TokenWeight.one, 0.2, 0.3),
-        Rec(Band.ring, TokenWeight.ratio, 0.2, 0.4),
+        RecOneSide(0.2, TokenWeight.one),
+        RecOneSide(0.3, TokenWeight.one),
+        RecRing(0.2, 0.4, TokenWeight.one),
+        RecRing(0.2, 0.3, TokenWeight.one),
+        RecRing(0.2, 0.4, TokenWeight.ratio),
         Vespo(2.0, 3.0, 3.0, 2.0),
         Vespo(1.0, 3.0, 3.0, 2.0),
         Vespo(2.0, 2.0, 3.0, 2.0),
