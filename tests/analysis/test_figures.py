@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +22,10 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, step_metrics
+from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, registry, step_metrics
 from grpo_lab.analysis.figures.effects import draw_effects
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES, default_figures, draw_all
-from grpo_lab.analysis.figures.style import DPI, Drawn, house_style, save
+from grpo_lab.analysis.figures.style import DPI, Drawn, FigureKind, house_style, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -343,12 +340,17 @@ def test_why_all_pairs_cannot_be_compared() -> None:
 # --- every figure -------------------------------------------------------------------------------------------
 
 
-def test_every_module_with_a_figure_is_registered_once() -> None:
-    names = [module.name for module in pkgutil.iter_modules(figures.__path__)]
-    modules = [importlib.import_module(f"{figures.__name__}.{name}") for name in names]
-    made = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
-    assert {kind.suffix for kind in made} == {kind.suffix for kind in FIGURES} and len(made) == len(FIGURES)
+def test_figures_have_names_and_words_of_their_own_in_a_fixed_order() -> None:
+    assert len({kind.suffix for kind in FIGURES}) == len(FIGURES)
+    assert [kind.order for kind in FIGURES] == list(range(1, len(FIGURES) + 1))
     assert all(kind.title and kind.how_to_read.endswith(".") for kind in FIGURES)
+
+
+def test_a_new_module_with_a_figure_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(ranks.__file__).read_text().replace('"ranks",', '"rank_copy",').replace("order=6", "order=100")
+    (tmp_path / "rank_copy.py").write_text(source)
+    monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(tmp_path)])
+    assert [kind.suffix for kind in registry.discovered()] == [*(kind.suffix for kind in FIGURES), "rank_copy"]
 
 
 @pytest.mark.few(2)

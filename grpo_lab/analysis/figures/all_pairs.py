@@ -16,10 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.all_pairs import ranked_metrics, why_not
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
 from grpo_lab.analysis.figures.panels import draw_estimates, level_label
-from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -185,6 +184,7 @@ FIGURE = FigureKind(
     draw_all_pairs,
     missing,
     title="Which arms are distinguishable?",
+    order=9,
     how_to_read=(
         "Two arms are distinguishable if their bars do not overlap, and an arm's rank lies within its light bar. Both "
         "hold for all pairs at once. No bar is reported for a hollow arm, whose runs scatter unlike the others'."

@@ -10,11 +10,16 @@ from matplotlib.axes import Axes
 from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.panels import (
+    BEYOND,
+    at_level,
+    draw_estimates,
+    level_label,
+    rows_of_arms,
+    symmetric_limit,
+)
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
@@ -136,6 +141,7 @@ FIGURE = FigureKind(
     draw_budgets,
     missing,
     title="The same comparison at other equal budgets",
+    order=11,
     how_to_read=(
         "Each contrast at equal steps, tokens, operations and seconds. Where intervals lie on both sides of "
         "the line, the answer depends on what is held equal."

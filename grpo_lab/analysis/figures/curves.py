@@ -10,7 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, PURPLE, VERMILLION, Entry, Look
 from grpo_lab.analysis.figures.panels import (
     CROSS,
@@ -21,7 +20,7 @@ from grpo_lab.analysis.figures.panels import (
     drawn_cells,
     seeds_text,
 )
-from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing, sentences
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -203,6 +202,7 @@ FIGURE = FigureKind(
     draw_curves,
     missing,
     title="Training reward against evaluations",
+    order=2,
     how_to_read=(
         "One panel per arm, over the budget. Lines that run apart after the mark of the onset are divergence; "
         "a downstream line that falls beside a rising reward is harm."

@@ -13,11 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
 from grpo_lab.analysis.figures.palette import BLACK, GREY, ORANGE, PURPLE, SKY, Entry
-from grpo_lab.analysis.figures.panels import level_label, rows_of_arms, seeds_text
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import NO_TRACKS, collapse_note, level_label, not_logged, rows_of_arms, seeds_text
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -121,6 +119,7 @@ FIGURE = FigureKind(
     draw_decomposition,
     missing,
     title="Decomposition of the gap",
+    order=10,
     how_to_read=(
         "One bar per arm, percentage points: which training prompts were drawn, memorisation, protocol, and "
         "the shift to harder questions add up to the gap change."

@@ -12,11 +12,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import collapse_note
 from grpo_lab.analysis.figures.palette import Look, looks
-from grpo_lab.analysis.figures.panels import at_level
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import at_level, collapse_note
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tables.dose import FEWEST, Dose, dose
@@ -97,6 +95,7 @@ FIGURE = FigureKind(
     draw_dose_response,
     missing,
     title="Dose-response",
+    order=8,
     how_to_read=(
         "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in "
         "which the arms differ, a line for each level. Where the first stays up and the others fall, the run "

@@ -11,11 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.verdict import finding
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
-from grpo_lab.analysis.figures.panels import draw_estimates, level_label, rows_of_arms
-from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.panels import BARS_OF_FEW, draw_estimates, level_label, rows_of_arms
+from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -117,6 +115,7 @@ FIGURE = FigureKind(
     draw_effects,
     missing,
     title="Difference of every arm to the control",
+    order=4,
     how_to_read=(
         "One row per arm, one column per metric; right of the line the arm has more of it. An interval that "
         "crosses the line leaves the sign open."

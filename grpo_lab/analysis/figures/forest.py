@@ -13,11 +13,17 @@ from matplotlib.patches import Patch
 from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BARS_OF_FEW, BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
-from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, sentences
+from grpo_lab.analysis.figures.panels import (
+    BARS_OF_FEW,
+    BEYOND,
+    at_level,
+    draw_estimates,
+    level_label,
+    rows_of_arms,
+    symmetric_limit,
+)
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, FigureKind, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.multiplicity import ALPHA
@@ -249,6 +255,7 @@ FIGURE = FigureKind(
     draw_forest,
     missing,
     title="Effect of every trick",
+    order=5,
     how_to_read=(
         "One row per trick and context, percentage points, paired by seed. Inside the shaded band an effect "
         "is too small for these seeds to detect; rows where reward and downstream accuracy disagree in sign "

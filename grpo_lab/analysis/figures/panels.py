@@ -1,4 +1,4 @@
-"""Parts that several figures share: panels of arms and levels, lines with bands, rows of intervals, counts of seeds."""
+"""Parts that several figures share: panels, lines with bands, rows of intervals, and sentences about runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -15,14 +16,20 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.figures.palette import GREY, Look
 from grpo_lab.analysis.figures.style import SMALL, in_lines
+from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.table_rows import groups_of, rows_of
+from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
 MOST = 5  # panels side by side
+BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval; dots: single seeds"
+BEYOND = "; arrowhead: it goes on beyond the panel"
+NO_TRACKS = "no finished run was evaluated up to the common budget"
+_LOGGED = TRAINING | EVALUATED | {"kl": KL}
 
 
 def arranged(arms: Sequence[str]) -> list[list[str]]:
@@ -144,3 +151,20 @@ def rows_of_arms(axes: Axes, labels: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
+
+
+def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
+    """Which of these metrics no run logged, as a sentence part; empty where each was logged by some run."""
+    absent = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in found)]
+    return f"{' and '.join(absent)} {'was' if len(absent) == 1 else 'were'} not logged" if absent else ""
+
+
+def collapse_note(data: SweepData, finals: FinalValues) -> str:
+    """Which runs are left out because they stopped before the common budget; empty where none did."""
+    lost = finals.values[finals.values["stopped"]]
+    if lost.empty:
+        return ""
+    factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""
+    counted = groups_of(lost, ["level", "arm"], sort=False)
+    named = ", ".join(f"{len(runs)} of {arm}{factor}{level}" for (level, arm), runs in counted)
+    return f"Collapsed before that, with no evaluation to compare, and left out: {named}."

@@ -12,10 +12,9 @@ from types import MappingProxyType
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, VERMILLION, Look
 from grpo_lab.analysis.figures.panels import arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
-from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -105,6 +104,7 @@ FIGURE = FigureKind(
     draw_proxy,
     missing,
     title="Training reward against accuracy by an independent verifier",
+    order=1,
     how_to_read=(
         "Where the red lines stay up and the blue ones fall, the policy earns reward for answers that are wrong: the "
         "training grader is being gamed."

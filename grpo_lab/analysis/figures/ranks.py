@@ -15,10 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, GREY, VERMILLION, Entry
 from grpo_lab.analysis.figures.panels import at_level, level_label
-from grpo_lab.analysis.figures.style import TINY, Drawn, drawing, house_style, in_lines, place_names, sentences
+from grpo_lab.analysis.figures.style import (
+    TINY,
+    Drawn,
+    FigureKind,
+    drawing,
+    house_style,
+    in_lines,
+    place_names,
+    sentences,
+)
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
@@ -158,6 +166,7 @@ FIGURE = FigureKind(
     draw_ranks,
     missing,
     title="Do reward and downstream accuracy rank arms alike?",
+    order=6,
     how_to_read=(
         "Arms by their final training reward against their final downstream accuracy. Crossing lines are arms "
         "that the reward would have chosen wrongly."

@@ -1,43 +1,28 @@
-"""Every figure of a sweep, in the order of reading: a new one is a module with a `FIGURE`, and its line here."""
+"""Every figure of a sweep: the modules of this folder that have a `FIGURE`, in its order of reading."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Sequence
 
+from grpo_lab.analysis import figures
 from grpo_lab.analysis.caveats import notes
-from grpo_lab.analysis.figures import (
-    all_pairs,
-    budgets,
-    curves,
-    decomposition,
-    dose_response,
-    effects,
-    forest,
-    proxy,
-    ranks,
-    sharpness,
-    step_metrics,
-    target_lengths,
-)
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.style import Drawn, with_notes
+from grpo_lab.analysis.figures import proxy
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, with_notes
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
-FIGURES: tuple[FigureKind, ...] = (
-    proxy.FIGURE,
-    curves.FIGURE,
-    step_metrics.FIGURE,
-    effects.FIGURE,
-    forest.FIGURE,
-    ranks.FIGURE,
-    sharpness.FIGURE,
-    dose_response.FIGURE,
-    all_pairs.FIGURE,
-    decomposition.FIGURE,
-    budgets.FIGURE,
-    target_lengths.FIGURE,
-)
+
+def discovered() -> tuple[FigureKind, ...]:
+    """The `FIGURE` of every module in this folder."""
+    names = (f"{figures.__name__}.{module.name}" for module in pkgutil.iter_modules(figures.__path__))
+    modules = [importlib.import_module(name) for name in names if name != __name__]
+    kinds = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
+    return tuple(sorted(kinds, key=lambda kind: (kind.order, kind.suffix)))
+
+
+FIGURES = discovered()
 ALL = tuple(kind.suffix or "curves" for kind in FIGURES)
 
 

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLUE, GREY
 from grpo_lab.analysis.figures.panels import level_label
-from grpo_lab.analysis.figures.style import Drawn, drawing, house_style, place_names
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, house_style, place_names
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, bounds
@@ -99,6 +98,7 @@ FIGURE = FigureKind(
     draw_sharpness,
     missing,
     title="Training reward, entropy and accuracy of all arms",
+    order=7,
     how_to_read=(
         "A steep fall in the first panel beside scatter in the others says that training reward ranks the arms by how "
         "sharp their policies are, and not by how good."

@@ -10,10 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import FAINT, Look, looks
 from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label
-from grpo_lab.analysis.figures.style import SMALL, Drawn, budget_label, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.style import SMALL, Drawn, FigureKind, budget_label, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -189,6 +188,7 @@ FIGURE = FigureKind(
     draw_step_metrics,
     missing,
     title="Step metrics",
+    order=3,
     how_to_read=(
         "Entropy, KL, length, truncation and the like over the budget, a panel for each: why an arm did what it did."
     ),

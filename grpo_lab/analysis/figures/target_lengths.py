@@ -14,11 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.caveats import levels_alike
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.palette import BLACK, GREY, Entry, Look, looks
-from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label, seeds_text
-from grpo_lab.analysis.figures.style import SMALL, Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import NO_TRACKS, collapse_note, draw_line, drawn_cells, level_label, seeds_text
+from grpo_lab.analysis.figures.style import SMALL, Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -133,6 +131,7 @@ FIGURE = FigureKind(
     draw_target_lengths,
     missing,
     title="Target lengths",
+    order=12,
     how_to_read=(
         "Mean response length and share of right answers over the length that the prompt asked for, before "
         "and after training. On the diagonal a response is as long as it was asked to be."
