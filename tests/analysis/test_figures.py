@@ -22,7 +22,7 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, registry, step_metrics
+from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, registry, step_metrics, style
 from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.registry import FIGURES, default_figures, draw_all
 from grpo_lab.analysis.figures.style import DPI, Drawn, FigureKind, house_style, save
@@ -335,6 +335,14 @@ def test_why_all_pairs_cannot_be_compared() -> None:
         finals = final_values(case)
         assert all_pairs.draw_all_pairs(case, finals) is None
         assert all_pairs.missing(case, finals).startswith(reason)
+
+
+def test_names_are_placed_by_steps_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """adjustText stops after a second unless it is given a number of steps, and figures would differ by machine."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(style, "adjust_text", lambda texts, **settings: given.update(settings))
+    style.place_names(Figure().subplots(), [(0.0, 0.0, "arm", "black")], pd.DataFrame({"x": [0.0], "y": [0.0]}))
+    assert given["iter_lim"] > 0 and given.get("time_lim") is None
 
 
 # --- every figure -------------------------------------------------------------------------------------------
