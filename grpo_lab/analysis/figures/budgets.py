@@ -7,18 +7,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import (
-    BEYOND,
-    at_level,
-    draw_estimates,
-    level_label,
-    rows_of_arms,
-    symmetric_limit,
-)
+from grpo_lab.analysis.figures.panels import BEYOND, at_level, draw_rows, level_rows, symmetric_limit
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -68,15 +60,12 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     height = 1.9 + max(0.4, 0.105 * len(axes_of) + 0.13) * heights.sum() + 0.3 * len(heights)
     heading = "What each trick does at equal steps, tokens, FLOPs and simulated seconds"
     with drawing(name, heading, height, bars, entries, 3) as figure:
-        shared = "col" if levels_alike(data) else "none"
-        shape: dict[str, Any] = {"height_ratios": list(heights), "sharex": shared, "squeeze": False}
-        grid = figure.subplots(len(heights), len(limits), **shape)
+        grid = level_rows(figure, data, heights.to_dict(), len(limits))
         for level, of_row in zip(heights.index, grid):
             own = means[means["level"] == level]
             for axes, (metric, limit) in zip(of_row, limits.items()):
                 _panel(axes, own[own["metric"] == metric], heights[level], limit)
             of_row[0].set_yticks(range(heights[level]), [_label(here) for _, here in own.groupby("row")])
-            of_row[0].set_ylabel(level_label(data, level))
         for first, last, metric in zip(grid[0], grid[-1], limits):
             first.set_title(in_lines(QUANTITIES.get(metric, metric), 45))
             last.set_xlabel(f"difference, {shown_unit(metric)}")
@@ -99,10 +88,8 @@ def _label(means: pd.DataFrame) -> str:
 
 
 def _panel(axes: Axes, means: pd.DataFrame, rows: int, limit: float) -> None:
-    rows_of_arms(axes, [""] * rows)
-    axes.set_xlim(-limit, limit)
     colours, markers = (means["axis"].map({axis: look[at] for axis, look in LOOKS.items()}) for at in (0, 2))
-    draw_estimates(axes, means.assign(colour=colours, face=colours, marker=markers), limit)
+    draw_rows(axes, means.assign(colour=colours, face=colours, marker=markers), rows, limit)
     for row in rows_of(means[means["flip"] != ""].drop_duplicates("row")):
         sure = row.flip == "resolved"
         look: dict[str, Any] = {"color": VERMILLION, "fontweight": "bold"} if sure else {"color": GREY}

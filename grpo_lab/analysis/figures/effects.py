@@ -9,10 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.verdict import finding
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
-from grpo_lab.analysis.figures.panels import BARS_OF_FEW, draw_estimates, level_label, rows_of_arms
+from grpo_lab.analysis.figures.panels import BARS_OF_FEW, draw_rows, level_rows
 from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
@@ -66,8 +65,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     height = 1.1 + (0.44 * len(arms) + 0.3) * len(levels)
     heading = finding(data, finals) or f"How do the arms differ from {data.control}?"
     with drawing(name, heading[:1].upper() + heading[1:], height, bars) as figure:
-        shared = "col" if levels_alike(data) else "none"
-        grid = figure.subplots(len(levels), len(colours), sharex=shared, squeeze=False)
+        grid = level_rows(figure, data, dict.fromkeys(levels, len(arms)), len(colours))
         for level, row in zip(levels, grid):
             here = numbers[numbers["level"] == level]
             pairs = here.groupby("arm")["n"].max()
@@ -75,7 +73,6 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
                 own = here[here["metric"] == metric]
                 _panel(axes, own.assign(y=own["arm"].map(arms.index), pairs=own["arm"].map(pairs)), len(arms), colour)
             row[0].set_yticks(range(len(arms)), [f"{in_lines(arm, 30)}\nn = {pairs.get(arm, 0)}" for arm in arms])
-            row[0].set_ylabel(level_label(data, level))
         for metric, axes in zip(colours, grid[0]):
             axes.set_title(in_lines(_SHORT.get(metric, title(metric)), 92 // len(colours)), fontsize=SMALL)
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, numbers))
@@ -83,12 +80,10 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
 
 def _panel(axes: Axes, numbers: pd.DataFrame, arms: int, colour: str) -> None:
     """Differences on one metric at the heights `y`; `pairs` is the largest number of pairs of the arm."""
-    rows_of_arms(axes, [""] * arms)
-    seeds, means = (numbers[numbers["part"] == part] for part in ("seed", "mean"))
-    axes.plot(seeds["value"], seeds["y"] + 0.22, "o", color=colour, alpha=0.3, ms=2.6)
-    hollow = (means["n"] >= FOR_INTERVAL) & means["low"].isna()
-    look = means.assign(name=means["arm"], colour=colour, marker="D", face=np.where(hollow, "white", colour))
-    draw_estimates(axes, look)
+    hollow = (numbers["n"].fillna(0) >= FOR_INTERVAL) & numbers["low"].isna()
+    look = {"name": numbers["arm"], "colour": colour, "marker": "D", "face": np.where(hollow, "white", colour)}
+    draw_rows(axes, numbers.assign(**look), arms, shift=0.22)
+    means = numbers[numbers["part"] == "mean"]
     aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
     for row in rows_of(means[means["predicted"] != ""]):
         arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)

@@ -81,6 +81,20 @@ def arm_panels(
     return panels
 
 
+def level_rows(
+    figure: Figure, data: SweepData, heights: Mapping[str, float], columns: int, label: str = "", **shape: Any
+) -> np.ndarray:
+    """A row of panels for every level, of these relative heights, with the level and a `label` at its left.
+
+    Levels that were evaluated alike share the x axis of a column, unless `shape`, as of `Figure.subplots`, says else.
+    """
+    shape = {"sharex": "col" if levels_alike(data) else "none", "height_ratios": list(heights.values())} | shape
+    grid = figure.subplots(len(heights), columns, squeeze=False, **shape)
+    for level, row in zip(heights, grid):
+        row[0].set_ylabel(level_label(data, level, label))
+    return grid
+
+
 def level_label(data: SweepData, level: str, label: str = "") -> str:
     """The y label of a row of panels: the level of the design's factor, if any, above the measured quantity."""
     factor = data.design.factor if data.design else ""
@@ -118,6 +132,20 @@ def draw_line(axes: Axes, numbers: pd.DataFrame, look: Look, name: str, faint: f
     axes.set(**labels)
 
 
+def draw_rows(axes: Axes, rows: pd.DataFrame, number: int, limit: float = math.inf, shift: float = 0.0) -> None:
+    """A number of rows around a line at 0: seeds as dots, `shift` below their `y`, and means as in `draw_estimates`.
+
+    A finite `limit` ends the axis on both sides.
+    """
+    rows_of_arms(axes, number)
+    if limit < math.inf:
+        axes.set_xlim(-limit, limit)
+    seeds, means = (rows[rows["part"] == part] for part in ("seed", "mean"))
+    for colour, own in groups_of(seeds, "colour", sort=False):
+        axes.plot(own["value"], own["y"] + shift, "o", color=colour, alpha=0.3, markersize=2.8, markeredgewidth=0)
+    draw_estimates(axes, means, limit)
+
+
 def draw_estimates(axes: Axes, rows: pd.DataFrame, limit: float = math.inf, width: float = 1.7) -> None:
     """A mark per row at `value` and `y`, with a bar from `low` to `high`; arrowheads where that leaves `limit`.
 
@@ -142,11 +170,11 @@ def symmetric_limit(table: pd.DataFrame, least: float = 0.0) -> float:
     return 1.08 * max(min(widest, 1.6 * largest), least) or 1.0
 
 
-def rows_of_arms(axes: Axes, labels: Sequence[str]) -> None:
-    """Rows from the top with these labels, around a line at 0."""
+def rows_of_arms(axes: Axes, number: int) -> None:
+    """A number of rows from the top, still without labels, around a line at 0."""
     axes.axvline(0, color=GREY, linewidth=1.0)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_ylim(max(number, 1) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import at_level, level_label
+from grpo_lab.analysis.figures.panels import at_level, level_rows
 from grpo_lab.analysis.figures.style import (
     TINY,
     Drawn,
@@ -57,12 +57,12 @@ def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
     heading = f"{data.record.name}: does training reward rank the arms as downstream accuracy does?"
     height = 1.0 + len(found) * (0.7 + max(2.6, 0.22 * most))
     with drawing(name, heading, height, marks, _legend(used, data), 4) as figure:
-        grid = figure.subplots(len(found), 2, squeeze=False, width_ratios=[2.2, 1])
+        label = f"{AXES['downstream']} (%)"
+        grid = level_rows(figure, data, dict.fromkeys(shown, 1), 2, label, sharex="none", width_ratios=[2.2, 1])
         for (level, own), (scatter, slopes) in zip(shown.items(), grid):
             _scatter(scatter, own)
             _slopes(slopes, own[own["part"] == "mean"].reset_index(drop=True))
             scatter.set_title(_title(own, found[level]))
-            scatter.set_ylabel(level_label(data, level, f"{AXES['downstream']} (%)"))
     with house_style(name):
         for own, (scatter, _) in zip(shown.values(), grid):
             _name_marks(scatter, own[own["part"] == "mean"])

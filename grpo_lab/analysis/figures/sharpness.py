@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
 from grpo_lab.analysis.figures.palette import BLUE, GREY
-from grpo_lab.analysis.figures.panels import level_label
+from grpo_lab.analysis.figures.panels import level_rows
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, house_style, place_names
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -47,9 +47,9 @@ def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
     labels = {metric: label for metric, (label, _) in _LABELS.items()}
     with drawing(name, heading, 1.0 + 2.8 * len(levels), bands, width=_WIDTH) as figure:
-        grid = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False)
-        for (level, here), row in zip(levels.items(), grid):
-            row[0].set_ylabel(level_label(data, level, "training reward, points"))
+        heights, shared = dict.fromkeys(levels, 1), {"sharex": "none", "sharey": "row"}
+        grid = level_rows(figure, data, heights, len(RANKED), "training reward, points", **shared)
+        for here, row in zip(levels.values(), grid):
             for axes, metric in zip(row, labels):
                 _panel(axes, _points(here, metric), here.correlations[metric].within(-1.0, 1.0))
                 axes.set_xlabel(labels[metric])
