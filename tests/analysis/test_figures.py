@@ -36,13 +36,10 @@ KL = "eval/heldout_training/kl_initial"
 COLUMNS = ["level", "arm", "seed", "step", "suite", "question", "difficulty", "n", "correct"]
 
 
-def draw(kind: str, data: SweepData) -> Drawn | None:
-    """One of the figures; the reason is there exactly where the figure is not."""
-    finals = final_values(data)
-    module = {"ranks": ranks, "decomposition": decomposition}[kind]
-    drawn = getattr(module, f"draw_{kind}")(data, finals)
-    assert (drawn is None) == bool(module.missing(data, finals))
-    return drawn
+def draw(kind: str, data: SweepData) -> Drawn | str:
+    """One of the figures, or why there is none."""
+    drawing = {"ranks": ranks.draw_ranks, "decomposition": decomposition.draw_decomposition}[kind]
+    return drawing(data, final_values(data))
 
 
 def words(figure: Figure) -> str:
@@ -332,9 +329,7 @@ def test_why_all_pairs_cannot_be_compared() -> None:
         (two, "no level has three arms on two base models"),
         (alone, "all runs are of one base model"),
     ):
-        finals = final_values(case)
-        assert all_pairs.draw_all_pairs(case, finals) is None
-        assert all_pairs.missing(case, finals).startswith(reason)
+        assert all_pairs.draw_all_pairs(case, final_values(case)).startswith(reason)
 
 
 def test_names_are_placed_by_steps_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,9 +367,10 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
     found = 0
     for data in (planted, bare):
         finals = final_values(data)
-        drawn, reason = kind.draw(data, finals), kind.missing(data, finals)
-        assert (drawn is None) == bool(reason) and not reason.endswith(".")
-        if drawn is not None:
+        drawn = kind.draw(data, finals)
+        if isinstance(drawn, str):
+            assert drawn and not drawn.endswith(".")
+        else:
             found += 1
             assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
@@ -412,8 +408,7 @@ def test_the_figure_of_the_documentation_is_one(tmp_path: Path) -> None:
     )
     assert [path.suffix for path in save(drawn, tmp_path, {})] == [".svg", ".png", ".csv", ".json"]
     bare = replace(planted, points=planted.points.drop(columns="rollout/length"))
-    assert kind.draw(bare, final_values(bare)) is None
-    assert kind.missing(bare, final_values(bare)) == "rollout/length not logged"
+    assert kind.draw(bare, final_values(bare)) == "rollout/length not logged"
 
 
 # --- what cannot be drawn -----------------------------------------------------------------------------------
@@ -429,18 +424,15 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
         ("ranks", apart, "no seed has both of every arm"),
     ]
     for kind, data, reason in cases:
-        assert draw(kind, data) is None and ranks.missing(data, final_values(data)) == reason
+        assert draw(kind, data) == reason
     absent = [f"eval/{suite}/accuracy" for suite in SUITES[:3]]
-    assert decomposition.missing(no_probe, final_values(no_probe)) == f"{' and '.join(absent)} were not logged"
-    assert draw("decomposition", no_probe) is None
+    assert draw("decomposition", no_probe) == f"{' and '.join(absent)} were not logged"
 
 
 def test_a_sweep_without_evaluations_has_none_of_the_figures() -> None:
     data = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
-    finals = final_values(data)
-    reasons = {module.missing(data, finals) for module in (ranks, decomposition)}
+    reasons = {draw(kind, data) for kind in ("ranks", "decomposition")}
     assert reasons == {"no finished run was evaluated up to the common budget", f"{DOWNSTREAM} was not logged"}
-    assert all(draw(kind, data) is None for kind in ("ranks", "decomposition"))
 
 
 # --- how they look ------------------------------------------------------------------------------------------
@@ -537,7 +529,6 @@ def test_step_metrics_of_many_levels_are_not_drawn_and_the_reason_says_so() -> N
     """Eight levels left arms' names no room, and drawing failed."""
     data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
     finals = final_values(data)
-    assert step_metrics.missing(data, finals) == ""
+    assert isinstance(step_metrics.draw_step_metrics(data, finals), Drawn)
     many = replace(finals, values=pd.concat([finals.values.assign(level=f"l{number}") for number in range(8)]))
-    assert step_metrics.missing(data, many) == "8 levels do not fit side by side, 6 do"
-    assert step_metrics.draw_step_metrics(data, many) is None
+    assert step_metrics.draw_step_metrics(data, many) == "8 levels do not fit side by side, 6 do"

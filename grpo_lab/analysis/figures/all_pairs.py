@@ -35,15 +35,10 @@ SHORT = (
 COLOURS = {"control": BLACK, "above": GREEN, "below": VERMILLION, "": GREY}  # by the side of the control
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence part; empty where it can."""
-    return why_not(data, finals, ranked_metrics(data)[0])
-
-
-def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_all_pairs`; None for the reason that `missing` gives."""
-    if missing(data, finals):
-        return None
+def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_all_pairs`, or why there is none."""
+    if reason := why_not(data, finals, ranked_metrics(data)[0]):
+        return reason
     numbers = all_pairs_table(data, finals)
     means = numbers[numbers["part"] == "mean"]
     name, metrics = f"{data.record.name}_all_pairs", list(dict.fromkeys(numbers["metric"]))
@@ -182,7 +177,6 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 FIGURE = FigureKind(
     "all_pairs",
     draw_all_pairs,
-    missing,
     title="Which arms are distinguishable?",
     order=9,
     how_to_read=(

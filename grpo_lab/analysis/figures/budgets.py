@@ -30,25 +30,14 @@ BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval"
 _COLUMNS = ["level", "trick", "kind", "context", "metric", "axis", "budget", "value", "low", "high", "n", "flip"]
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    axes = logged_axes(data, LOOKS)
-    if len(axes) < 2:
-        return f"only {len(axes)} budget axis was logged, and one has nothing to be compared with"
-    return "no two arms that ran share a level and a seed" if _effects(data).empty else ""
-
-
-def _effects(data: SweepData) -> pd.DataFrame:
-    """The effects on the primary metric and on downstream accuracy at every equal budget."""
+def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_budgets`, or why there is none. `finals` are those on the declared axis."""
+    if (logged := len(logged_axes(data, LOOKS))) < 2:
+        return f"only {logged} budget axis was logged, and one has nothing to be compared with"
     metrics = dict.fromkeys([data.design.primary if data.design else DOWNSTREAM, DOWNSTREAM])
-    return effects_at_budgets(data, metrics, LOOKS)
-
-
-def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_budgets`; None where `missing` says why. `finals` are those on the declared axis."""
-    table = _effects(data) if len(logged_axes(data, LOOKS)) > 1 else pd.DataFrame()
+    table = effects_at_budgets(data, metrics, LOOKS)
     if table.empty:
-        return None
+        return "no two arms that ran share a level and a seed"
     name, means = f"{data.record.name}_budgets", _laid_out(table[table["part"] == "mean"])
     limits = {str(metric): symmetric_limit(own) for metric, own in table.groupby("metric", sort=False)}
     ends = means["metric"].map(limits)
@@ -126,7 +115,6 @@ def _flipped(data: SweepData, means: pd.DataFrame, word: str) -> str:
 FIGURE = FigureKind(
     "budgets",
     draw_budgets,
-    missing,
     title="The same comparison at other equal budgets",
     order=11,
     how_to_read=(

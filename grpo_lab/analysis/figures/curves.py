@@ -81,19 +81,11 @@ def _curves(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     return without_equal(curves_of(data, finals, list(SERIES)), data, REWARD, CORRECT)
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no figure; empty where there is one."""
-    return f"no run logged any of {', '.join(SERIES)}" if _curves(data, finals).empty else ""
-
-
-def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows a level; axes shared.
-
-    None where `missing` says why.
-    """
+def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows; or why there is none."""
     numbers = curve_numbers(data, finals)
     if numbers.empty:
-        return None
+        return f"no run logged any of {', '.join(SERIES)}"
     places, over = drawn_cells(data, numbers), _over(data, finals)
     rows, seeds = len(arm_rows(data, places)), numbers[numbers["part"] == "seed"]
     bands = "bold: mean over runs; band: its 95% t interval; thin: single seeds"
@@ -200,7 +192,6 @@ def _onset_text(divergence: pd.DataFrame) -> str:
 FIGURE = FigureKind(
     "",
     draw_curves,
-    missing,
     title="Training reward against evaluations",
     order=2,
     how_to_read=(

@@ -36,21 +36,13 @@ _LANE = 0.16  # of the distance of two arms, that a part takes
 _ROOM = 0.6  # of what the bars take, that intervals may take on either side
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found = tracks(data, finals)
+def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_decomposition`, or why there is none."""
+    numbers, found = decomposition_of(data, finals), tracks(data, finals)
     if not found:
         return NO_TRACKS
-    if not decomposition_of(data, finals).empty:
-        return ""
-    return not_logged(found, PROBES) or "no run logged all the probes that the parts need"
-
-
-def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_decomposition`; None, for the reason that `missing` gives, where a probe was not logged."""
-    numbers = decomposition_of(data, finals)
     if numbers.empty:
-        return None
+        return not_logged(found, PROBES) or "no run logged all the probes that the parts need"
     name, rows = f"{data.record.name}_decomposition", groups_of(numbers, "level", sort=False)
     names = {level: list(dict.fromkeys(own["arm"])) for level, own in rows}
     limits, cut = _limits(numbers)
@@ -117,7 +109,6 @@ def _caption(data: SweepData, finals: FinalValues) -> str:
 FIGURE = FigureKind(
     "decomposition",
     draw_decomposition,
-    missing,
     title="Decomposition of the gap",
     order=10,
     how_to_read=(

@@ -18,7 +18,7 @@ from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
-from grpo_lab.analysis.tables.final import differences_of
+from grpo_lab.analysis.tables.final import finals_of
 from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
@@ -33,7 +33,7 @@ def shown_metrics(data: SweepData) -> dict[str, str]:
 
 
 def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """Every number the figure shows: `tables.final.differences_of`, six decimals.
+    """Every number the figure shows: `tables.final.finals_of`, six decimals.
 
     `predicted` is "above" or "below" where the design predicts that of arm and control, else empty.
     """
@@ -42,21 +42,16 @@ def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
         for prediction in (data.design.predictions if data.design else ())
         if not prediction.against and prediction.direction is not Direction.within
     }
-    table = differences_of(data, finals, list(shown_metrics(data)))
+    table = finals_of(data, finals, list(shown_metrics(data)), less=data.control)
     places = zip(table["level"], table["arm"], table["metric"])
     return table.assign(predicted=[predictions.get(place, "") for place in places])
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    return f"no arm shares a seed with {data.control}" if effect_numbers(data, finals).empty else ""
-
-
-def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_effects`; None where no arm shares a seed with the control."""
+def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_effects`, or why there is none."""
     numbers = effect_numbers(data, finals)
     if numbers.empty:
-        return None
+        return f"no arm shares a seed with {data.control}"
     name = f"{data.record.name}_effects"
     colours = {metric: colour for metric, colour in shown_metrics(data).items() if metric in set(numbers["metric"])}
     levels = [level for level in data.levels if level in set(numbers["level"])]
@@ -108,7 +103,6 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 FIGURE = FigureKind(
     "effects",
     draw_effects,
-    missing,
     title="Difference of every arm to the control",
     order=4,
     how_to_read=(

@@ -44,19 +44,13 @@ _COLUMNS = ["level", "trick", "kind", "context", "metric", "part", "seed", "valu
 _COLUMNS += ["p_adjusted", "family", "n_collapsed", "disagreement"]
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    if not any(contrast.kind != "whole" for contrast in planned_contrasts(data)):
+def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_forest`, or why there is none."""
+    if all(contrast.kind == "whole" for contrast in planned_contrasts(data)):
         return "no two of its arms differ by exactly one trick"
-    none = forest_table(data, finals).empty
-    return "no two arms that ran and share a seed differ by exactly one trick" if none else ""
-
-
-def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_forest`; None where `missing` says why."""
     table = forest_table(data, finals)
     if table.empty:
-        return None
+        return "no two arms that ran and share a seed differ by exactly one trick"
     table = _laid_out(table)
     effects = table[table["role"] == "effect"]
     heights, limit = effects.groupby("level", sort=False)["end"].max(), symmetric_limit(effects, 0.5)
@@ -241,7 +235,6 @@ def _opposite(data: SweepData, means: pd.DataFrame) -> str:
 FIGURE = FigureKind(
     "forest",
     draw_forest,
-    missing,
     title="Effect of every trick",
     order=5,
     how_to_read=(

@@ -142,7 +142,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, number: int, limit: float = math.i
         axes.set_xlim(-limit, limit)
     seeds, means = (rows[rows["part"] == part] for part in ("seed", "mean"))
     for colour, own in groups_of(seeds, "colour", sort=False):
-        axes.plot(own["value"], own["y"] + shift, "o", color=colour, alpha=0.3, markersize=2.8, markeredgewidth=0)
+        axes.plot(own["value"], own["y"] + shift, "o", color=colour, alpha=0.35, markersize=3.2, markeredgewidth=0)
     draw_estimates(axes, means, limit)
 
 

@@ -31,7 +31,7 @@ SERIES = {
 }
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
+def missing(data: SweepData) -> str:
     """Why there is no figure; empty where there is one."""
     points = data.counted_points
     if lacking := [name for name in (*SERIES, VERIFIED) if name not in points]:
@@ -47,15 +47,13 @@ def draw_proxy(
     heading: str = "",
     name: str = "",
     titles: Mapping[str, str] = MappingProxyType({}),
-) -> Drawn | None:
+) -> Drawn | str:
     """The figure `<sweep>_proxy`, of some `arms` (default: all) under a `heading` (default: the question).
 
-    `titles` are those of panels whose arm's name says too little.
-
-    None where `missing` says why.
+    `titles` are those of panels whose arm's name says too little. A text says why there is no figure.
     """
-    if missing(data, finals):
-        return None
+    if reason := missing(data):
+        return reason
     name = name or f"{data.record.name}_proxy"
     heading = heading or (data.design.question if data.design else "Does training reward track accuracy?")
     curves = curves_of(data, finals, list(SERIES))
@@ -102,7 +100,6 @@ def _numbers(curves: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
 FIGURE = FigureKind(
     "proxy",
     draw_proxy,
-    missing,
     title="Training reward against accuracy by an independent verifier",
     order=1,
     how_to_read=(

@@ -39,17 +39,11 @@ MARKS_OF_FEW = "mark: mean over the seeds that every arm has, too few for an int
 _NAMED = 12  # arms, up to which all have their names in the scatter
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found, reasons = rankable(data, finals)
-    return "" if found else "; ".join(dict.fromkeys(reasons.values()))
-
-
-def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_ranks`; None, for the reason that `missing` gives, where arms cannot be ranked."""
+def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_ranks`, or why arms cannot be ranked."""
     found, reasons = rankable(data, finals)
     if not found:
-        return None
+        return "; ".join(dict.fromkeys(reasons.values()))
     numbers, name = rank_table(found), f"{data.record.name}_ranks"
     marks = MARKS if max(len(here.seeds) for here in found.values()) >= FOR_INTERVAL else MARKS_OF_FEW
     shown = {level: _coloured(own, data.control) for level, own in groups_of(numbers, "level", sort=False)}
@@ -164,7 +158,6 @@ def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, RankedArm
 FIGURE = FigureKind(
     "ranks",
     draw_ranks,
-    missing,
     title="Do reward and downstream accuracy rank arms alike?",
     order=6,
     how_to_read=(

@@ -31,7 +31,7 @@ def default_figures(data: SweepData, finals: FinalValues, page: str = "") -> lis
 
     Reward is held against accuracy run by run where the training grader can be gamed, and arm by arm where it cannot.
     """
-    agreement = "ranks" if proxy.missing(data, finals) else "proxy"
+    agreement = "ranks" if proxy.missing(data) else "proxy"
     shown = [name for name in ALL if f"figures/{data.record.name}_{name}.png" in page]
     return list(dict.fromkeys(["curves", "effects", "forest", agreement, "step_metrics", *shown]))
 
@@ -48,8 +48,8 @@ def draw_all(data: SweepData, finals: FinalValues, names: Sequence[str] = ()) ->
     caveats = notes(data, finals)
     for kind in (kind for kind in FIGURES if (kind.suffix or "curves") in names):
         figure = kind.draw(data, finals)
-        if figure is None:
-            missing[kind.name(data.record.name)] = kind.missing(data, finals)
+        if isinstance(figure, str):
+            missing[kind.name(data.record.name)] = figure
         else:
             drawn.append(with_notes(figure, caveats))
     return drawn, missing

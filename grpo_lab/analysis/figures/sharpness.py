@@ -28,19 +28,13 @@ _WIDTH = 9.0  # inches
 _NAMED = 4  # arms furthest from the others that are named
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no figure; empty where there is one."""
-    if ranked_levels(data, finals):
-        return ""
-    lacking = [metric for metric in (REWARD, *RANKED) if metric not in finals.values]
-    return f"{', '.join(lacking)} not logged" if lacking else f"no level has {FEWEST} arms that were evaluated alike"
-
-
-def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | None:
-    """The figure `<sweep>_sharpness`, a row of three panels per level; None where `missing` says why."""
+def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | str:
+    """The figure `<sweep>_sharpness`, a row of three panels per level, or why there is none."""
     levels = ranked_levels(data, finals)
+    lacking = [metric for metric in (REWARD, *RANKED) if metric not in finals.values]
     if not levels:
-        return None
+        none = f"no level has {FEWEST} arms that were evaluated alike"
+        return f"{', '.join(lacking)} not logged" if lacking else none
     name = name or f"{data.record.name}_sharpness"
     number = max(len(level.values) for level in levels.values())
     heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
@@ -96,7 +90,6 @@ def _caption(levels: Mapping[str, RankedLevel]) -> str:
 FIGURE = FigureKind(
     "sharpness",
     draw_sharpness,
-    missing,
     title="Training reward, entropy and accuracy of all arms",
     order=7,
     how_to_read=(

@@ -98,14 +98,12 @@ class Drawn:
 class FigureKind:
     """One kind of figure; `registry` finds it as the `FIGURE` of a module.
 
-    `draw` returns None where this sweep cannot have the figure. `missing` then says why in one sentence part without a
-    full stop, and is empty otherwise. `title` and `how_to_read` stand over the figure in the report, and `order` is its
-    place among the others.
+    `draw` returns the figure or, in one sentence part without a full stop, why this sweep cannot have it. `title` and
+    `how_to_read` stand over the figure in the report, and `order` is its place among the others.
     """
 
     suffix: str  # files are called <sweep>_<suffix>; the first figure has none
-    draw: Callable[[SweepData, FinalValues], Drawn | None]
-    missing: Callable[[SweepData, FinalValues], str]
+    draw: Callable[[SweepData, FinalValues], Drawn | str]
     title: str
     how_to_read: str
     order: int = 100
