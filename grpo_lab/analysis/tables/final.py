@@ -24,10 +24,8 @@ def finals_of(
     rows = []
     for level, arm in (place for place in data.run_arms if place[1] != less):
         for metric in metrics:
-            if less:
-                own, mean = (find(level, arm, less, metric) for find in (finals.differences, finals.difference))
-            else:
-                own, mean = (find(level, arm, metric) for find in (finals.of, finals.interval))
+            own = finals.differences(level, arm, less, metric) if less else finals.of(level, arm, metric)
             if len(own):
+                mean = finals.difference(level, arm, less, metric) if less else finals.interval(level, arm, metric)
                 rows += seeds_and_mean({"level": level, "arm": arm, "metric": metric}, own, mean, scale)
     return table_of(rows, _COLUMNS)
