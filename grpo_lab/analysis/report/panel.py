@@ -39,7 +39,7 @@ AXES = (
 )  # fmt: skip
 POINTS, FEWER_POINTS = 33, 21  # of a mean over steps on the declared budget axis, and on the others
 FEWEST_POINTS = 8  # of a single run in a large sweep, and of a mean over steps on another axis than the declared
-_THIN, _MEANS = 29_000, 15_000  # points of all single runs, and of all means over steps
+_THIN, _MEANS = 44_000, 20_000  # points of all single runs, and of all means over steps
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean or an evaluation, and of a single seed at every step
 _FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "active_fraction/truncation")
 Runs = Mapping[int, pd.DataFrame]  # seed -> the steps of its run, a column for each metric
