@@ -82,7 +82,7 @@ def arm_panels(
 
 
 def level_rows(
-    figure: Figure, data: SweepData, heights: Mapping[str, float], columns: int, label: str = "", **shape: Any
+    figure: Figure, data: SweepData, heights: Mapping[Any, float], columns: int, label: str = "", **shape: Any
 ) -> np.ndarray:
     """A row of panels for every level, of these relative heights, with the level and a `label` at its left.
 
