@@ -31,7 +31,7 @@ show_lines(f"{introduction(data, finals)}\n\nThe trick: {trick}, one of {', '.jo
 # %%
 effects = one_trick.effects_of(data, finals, trick)
 show_table(one_trick.effect_rows(effects))
-show_figure(forest.draw_forest(data, finals) or "no two arms that ran differ by one trick alone")
+show_figure(forest.draw_forest(data, finals))
 
 # %% [markdown]
 # ## Seed by seed

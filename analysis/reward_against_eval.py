@@ -38,7 +38,7 @@ show_lines(introduction(data, finals))
 
 # %%
 show_measures(divergence, "gap_change", "gap_change_sampler", "onset", "onset_after_peak")
-show_figure(draw_curves(data, finals) or "no run logged training reward or an evaluation")
+show_figure(draw_curves(data, finals))
 
 # %% [markdown]
 # ## How much of a gain in reward arrives downstream
@@ -61,7 +61,7 @@ show_measures(divergence, "transfer_slope", "transfer_slope_early", "transfer_sl
 # %%
 parts = [f"waterfall_{part}" for part in ("prompt_mix", "memorisation", "protocol", "shift")]
 show_measures(divergence, *parts, "beyond_correctness")
-show_figure(decomposition.draw_decomposition(data, finals) or decomposition.missing(data, finals))
+show_figure(decomposition.draw_decomposition(data, finals))
 
 # %% [markdown]
 # ## What choosing a checkpoint costs
@@ -94,7 +94,7 @@ show_lines(leading_text(divergence, null_words))
 
 # %%
 show_measures(divergence, "arm_regret", "arm_tau")
-show_figure(ranks.draw_ranks(data, finals) or ranks.missing(data, finals))
+show_figure(ranks.draw_ranks(data, finals))
 
 # %% [markdown]
 # ## Further from the base model, and more samples of it

@@ -70,5 +70,5 @@ show_text(effects_markdown(data, finals))
 # is evaluated; `reward_against_eval.py` takes that apart.
 
 # %%
-show_figure(draw_curves(data, finals) or "no run logged training reward or an evaluation")
-show_figure(draw_effects(data, finals) or "no arm shares a seed with the control")
+show_figure(draw_curves(data, finals))
+show_figure(draw_effects(data, finals))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL
 from grpo_lab.analysis.effects.contrasts import TRAINING_REWARD, TrickEffect, effects_on_axes, sign_flips, trick_effects
-from grpo_lab.analysis.figures.step_metrics import STEP_METRICS, draw_step_metrics, missing
+from grpo_lab.analysis.figures.step_metrics import STEP_METRICS, draw_step_metrics
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import AVERAGE, DOWNSTREAM, FinalValues
 from grpo_lab.analysis.metric_names import change_text, level_text, title
@@ -117,7 +117,7 @@ def step_metrics_of(data: SweepData, finals: FinalValues, trick: str) -> Drawn |
     arms = {data.control, *(arm for effect in compared for arm in effect.contrast.weights)}
     tables = {name: getattr(data, name) for name in ("runs", "points", "answers")}
     few = replace(data, **{name: table[table["arm"].isin(arms)] for name, table in tables.items()})
-    return draw_step_metrics(few, finals) or missing(few, finals)
+    return draw_step_metrics(few, finals)
 
 
 def touched(data: SweepData, finals: FinalValues, trick: str) -> pd.DataFrame:

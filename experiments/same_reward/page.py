@@ -145,7 +145,7 @@ def main() -> None:
         "same_reward_picture",
         {"plain": "no guard (plain)", "soft_overlong": "soft length penalty (soft_overlong)"},
     )  # fmt: skip
-    assert drawn is not None, "the saved data have both"
+    assert not isinstance(drawn, str), drawn
     save(drawn, HERE / "figures", describe_sources(data, finals, ["python", "experiments/same_reward/page.py"]))
 
 

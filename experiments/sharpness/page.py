@@ -23,7 +23,7 @@ def main() -> None:
         "detectably only in search",
         "sharpness_picture",
     )  # fmt: skip
-    assert drawn is not None, "the saved data have both environments"
+    assert not isinstance(drawn, str), drawn
     save(drawn, HERE / "figures", describe_sources(data, finals, ["python", "experiments/sharpness/page.py"]))
 
 

@@ -39,7 +39,7 @@ def sweep_results(folder: Path) -> SweepResults | None:
         return SweepResults(table, verdict, files)
     for kind in (proxy.FIGURE, curves.FIGURE):
         drawn = kind.draw(data, finals)
-        if drawn is not None:
+        if not isinstance(drawn, str):
             content = BytesIO()
             write_png(with_notes(drawn, notes(data, finals)), content)
             files[f"figures/{drawn.name}.png"] = content.getvalue()

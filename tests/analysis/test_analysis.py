@@ -407,7 +407,7 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     assert within.verdict == "not run"  # the control never ran
     said = "mask at aggregation=sequence_mean is above mask at aggregation=constant on truncated share, training"
     assert said in verdict_text(data, finals)
-    assert draw_effects(data, finals) is None
+    assert draw_effects(data, finals) == f"no arm shares a seed with {data.control}"
 
 
 def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:

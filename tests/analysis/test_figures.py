@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +22,10 @@ from PIL import Image
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis import figures
-from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, step_metrics
+from grpo_lab.analysis.figures import all_pairs, decomposition, ranks, registry, step_metrics, style
 from grpo_lab.analysis.figures.effects import draw_effects
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.registry import FIGURES, default_figures, draw_all
-from grpo_lab.analysis.figures.style import DPI, Drawn, house_style, save
+from grpo_lab.analysis.figures.style import DPI, Drawn, FigureKind, house_style, save
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.sweep_record import SweepRecord
@@ -39,13 +36,10 @@ KL = "eval/heldout_training/kl_initial"
 COLUMNS = ["level", "arm", "seed", "step", "suite", "question", "difficulty", "n", "correct"]
 
 
-def draw(kind: str, data: SweepData) -> Drawn | None:
-    """One of the figures; the reason is there exactly where the figure is not."""
-    finals = final_values(data)
-    module = {"ranks": ranks, "decomposition": decomposition}[kind]
-    drawn = getattr(module, f"draw_{kind}")(data, finals)
-    assert (drawn is None) == bool(module.missing(data, finals))
-    return drawn
+def draw(kind: str, data: SweepData) -> Drawn | str:
+    """One of the figures, or why there is none."""
+    drawing = {"ranks": ranks.draw_ranks, "decomposition": decomposition.draw_decomposition}[kind]
+    return drawing(data, final_values(data))
 
 
 def words(figure: Figure) -> str:
@@ -335,20 +329,31 @@ def test_why_all_pairs_cannot_be_compared() -> None:
         (two, "no level has three arms on two base models"),
         (alone, "all runs are of one base model"),
     ):
-        finals = final_values(case)
-        assert all_pairs.draw_all_pairs(case, finals) is None
-        assert all_pairs.missing(case, finals).startswith(reason)
+        assert all_pairs.draw_all_pairs(case, final_values(case)).startswith(reason)
+
+
+def test_names_are_placed_by_steps_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """adjustText stops after a second unless it is given a number of steps, and figures would differ by machine."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(style, "adjust_text", lambda texts, **settings: given.update(settings))
+    style.place_names(Figure().subplots(), [(0.0, 0.0, "arm", "black")], pd.DataFrame({"x": [0.0], "y": [0.0]}))
+    assert given["iter_lim"] > 0 and given.get("time_lim") is None
 
 
 # --- every figure -------------------------------------------------------------------------------------------
 
 
-def test_every_module_with_a_figure_is_registered_once() -> None:
-    names = [module.name for module in pkgutil.iter_modules(figures.__path__)]
-    modules = [importlib.import_module(f"{figures.__name__}.{name}") for name in names]
-    made = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
-    assert {kind.suffix for kind in made} == {kind.suffix for kind in FIGURES} and len(made) == len(FIGURES)
+def test_figures_have_names_and_words_of_their_own_in_a_fixed_order() -> None:
+    assert len({kind.suffix for kind in FIGURES}) == len(FIGURES)
+    assert [kind.order for kind in FIGURES] == list(range(1, len(FIGURES) + 1))
     assert all(kind.title and kind.how_to_read.endswith(".") for kind in FIGURES)
+
+
+def test_a_new_module_with_a_figure_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(ranks.__file__).read_text().replace('"ranks",', '"rank_copy",').replace("order=6", "order=100")
+    (tmp_path / "rank_copy.py").write_text(source)
+    monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(tmp_path)])
+    assert [kind.suffix for kind in registry.discovered()] == [*(kind.suffix for kind in FIGURES), "rank_copy"]
 
 
 @pytest.mark.few(2)
@@ -362,9 +367,10 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
     found = 0
     for data in (planted, bare):
         finals = final_values(data)
-        drawn, reason = kind.draw(data, finals), kind.missing(data, finals)
-        assert (drawn is None) == bool(reason) and not reason.endswith(".")
-        if drawn is not None:
+        drawn = kind.draw(data, finals)
+        if isinstance(drawn, str):
+            assert drawn and not drawn.endswith(".")
+        else:
             found += 1
             assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
@@ -402,8 +408,7 @@ def test_the_figure_of_the_documentation_is_one(tmp_path: Path) -> None:
     )
     assert [path.suffix for path in save(drawn, tmp_path, {})] == [".svg", ".png", ".csv", ".json"]
     bare = replace(planted, points=planted.points.drop(columns="rollout/length"))
-    assert kind.draw(bare, final_values(bare)) is None
-    assert kind.missing(bare, final_values(bare)) == "rollout/length not logged"
+    assert kind.draw(bare, final_values(bare)) == "rollout/length not logged"
 
 
 # --- what cannot be drawn -----------------------------------------------------------------------------------
@@ -419,18 +424,15 @@ def test_what_is_missing_is_said_in_one_sentence() -> None:
         ("ranks", apart, "no seed has both of every arm"),
     ]
     for kind, data, reason in cases:
-        assert draw(kind, data) is None and ranks.missing(data, final_values(data)) == reason
+        assert draw(kind, data) == reason
     absent = [f"eval/{suite}/accuracy" for suite in SUITES[:3]]
-    assert decomposition.missing(no_probe, final_values(no_probe)) == f"{' and '.join(absent)} were not logged"
-    assert draw("decomposition", no_probe) is None
+    assert draw("decomposition", no_probe) == f"{' and '.join(absent)} were not logged"
 
 
 def test_a_sweep_without_evaluations_has_none_of_the_figures() -> None:
     data = sweep({(arm, 0): ten_steps((0.3, 0.6), {}) for arm in "ab"})
-    finals = final_values(data)
-    reasons = {module.missing(data, finals) for module in (ranks, decomposition)}
+    reasons = {draw(kind, data) for kind in ("ranks", "decomposition")}
     assert reasons == {"no finished run was evaluated up to the common budget", f"{DOWNSTREAM} was not logged"}
-    assert all(draw(kind, data) is None for kind in ("ranks", "decomposition"))
 
 
 # --- how they look ------------------------------------------------------------------------------------------
@@ -527,7 +529,6 @@ def test_step_metrics_of_many_levels_are_not_drawn_and_the_reason_says_so() -> N
     """Eight levels left arms' names no room, and drawing failed."""
     data = synthetic_sweep(Planted(seeds=(0, 1), steps=8, every=4))
     finals = final_values(data)
-    assert step_metrics.missing(data, finals) == ""
+    assert isinstance(step_metrics.draw_step_metrics(data, finals), Drawn)
     many = replace(finals, values=pd.concat([finals.values.assign(level=f"l{number}") for number in range(8)]))
-    assert step_metrics.missing(data, many) == "8 levels do not fit side by side, 6 do"
-    assert step_metrics.draw_step_metrics(data, many) is None
+    assert step_metrics.draw_step_metrics(data, many) == "8 levels do not fit side by side, 6 do"

@@ -30,7 +30,7 @@ def many() -> SweepData:
 
 def test_a_gamed_grader_is_seen_and_an_honest_one_needs_no_figure(many: SweepData) -> None:
     finals = final_values(many)
-    assert proxy.missing(many, finals) == f"{proxy.VERIFIED} not logged"
+    assert proxy.draw_proxy(many, finals) == f"{proxy.VERIFIED} not logged"
     gap = many.points["arm"].map({"+a": 0.5}).fillna(0.0)
     gamed = replace(many, points=many.points.assign(**{proxy.VERIFIED: many.points[HELDOUT] - gap}))
     drawn = proxy.draw_proxy(gamed, finals, arms=["base", "+a"], heading="One reward, two truths", name="picture")
@@ -40,13 +40,13 @@ def test_a_gamed_grader_is_seen_and_an_honest_one_needs_no_figure(many: SweepDat
     assert ends == {arm: pytest.approx(finals.interval("", arm, HELDOUT).mean, abs=1e-3) for arm in ends}
     assert not set(drawn.numbers.loc[drawn.numbers["part"] == "seed", "series"]) & {HELDOUT}, "one line, no runs"
     honest = replace(many, points=many.points.assign(**{proxy.VERIFIED: many.points[HELDOUT]}))
-    assert proxy.draw_proxy(honest, finals) is None and "agree on held-out answers" in proxy.missing(honest, finals)
+    assert "agree on held-out answers" in proxy.draw_proxy(honest, finals)
 
 
 def test_reward_that_follows_entropy_is_seen_within_base_models(many: SweepData) -> None:
     """Entropy is planted as what reward is not; base models differ by more than arms do."""
     lacking = replace(many, points=many.points.drop(columns="train/entropy"))
-    assert sharpness.missing(lacking, final_values(lacking)) == "train/entropy not logged"
+    assert sharpness.draw_sharpness(lacking, final_values(lacking)) == "train/entropy not logged"
     entropy = 2.0 - many.points["reward/outcome"] + many.points["seed"]
     data = replace(many, points=many.points.assign(**{"train/entropy": entropy}))
     finals = final_values(data)
@@ -57,8 +57,7 @@ def test_reward_that_follows_entropy_is_seen_within_base_models(many: SweepData)
     dots = drawn.numbers[drawn.numbers["metric"] == "reward/outcome"]
     assert len(dots) == 8 and dots["value"].sum() == pytest.approx(0, abs=1e-5)
     few = replace(data, points=data.points[data.points["arm"].isin(["base", "+a", "+b"])])
-    assert sharpness.draw_sharpness(few, final_values(few)) is None
-    assert sharpness.missing(few, final_values(few)) == "no level has 6 arms that were evaluated alike"
+    assert sharpness.draw_sharpness(few, final_values(few)) == "no level has 6 arms that were evaluated alike"
 
 
 def sharpened(data: SweepData, ends: float) -> SweepData:

@@ -16,10 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.effects.all_pairs import ranked_metrics, why_not
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import draw_estimates, level_label
-from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.panels import draw_estimates, level_rows
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title, unit
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -36,25 +35,21 @@ SHORT = (
 COLOURS = {"control": BLACK, "above": GREEN, "below": VERMILLION, "": GREY}  # by the side of the control
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence part; empty where it can."""
-    return why_not(data, finals, ranked_metrics(data)[0])
-
-
-def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_all_pairs`; None for the reason that `missing` gives."""
-    if missing(data, finals):
-        return None
+def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_all_pairs`, or why there is none."""
+    if reason := why_not(data, finals, ranked_metrics(data)[0]):
+        return reason
     numbers = all_pairs_table(data, finals)
     means = numbers[numbers["part"] == "mean"]
     name, metrics = f"{data.record.name}_all_pairs", list(dict.fromkeys(numbers["metric"]))
     first = means[means["metric"] == metrics[0]]
     arms = {level: own["arm"].tolist() for level, own in groups_of(first, "level", sort=False)}
-    sizes = [max(1.2, 0.18 * len(own)) for own in arms.values()]
-    heading, height = f"{data.record.name}: which arms are distinguishable?", 1.2 + sum(sizes) + 0.9 * len(sizes)
+    sizes = {level: max(1.2, 0.18 * len(own)) for level, own in arms.items()}
+    heading = f"{data.record.name}: which arms are distinguishable?"
+    height = 1.2 + sum(sizes.values()) + 0.9 * len(sizes)
     with drawing(name, heading, height, SHORT, _legend(means, data), 3) as figure:
-        shape: dict[str, Any] = {"height_ratios": sizes, "width_ratios": [2, 1] * len(metrics)}
-        grid = figure.subplots(len(arms), 2 * len(metrics), squeeze=False, **shape)
+        widths = [2, 1] * len(metrics)
+        grid = level_rows(figure, data, sizes, len(widths), sharex="none", width_ratios=widths)
         for (level, names), row in zip(arms.items(), grid):
             for metric, left, right in zip(metrics, row[::2], row[1::2]):
                 own = numbers[(numbers["level"] == level) & (numbers["metric"] == metric)]
@@ -62,7 +57,6 @@ def draw_all_pairs(data: SweepData, finals: FinalValues) -> Drawn | None:
             row[0].set_yticks(range(len(names)), names)
             for label, side in zip(row[0].get_yticklabels(), first[first["level"] == level]["side"]):
                 label.set_color(COLOURS[side])
-            row[0].set_ylabel(level_label(data, level))
     return Drawn(name, figure, numbers, BARS, caption=_caption(data, finals, numbers))
 
 
@@ -183,8 +177,8 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 FIGURE = FigureKind(
     "all_pairs",
     draw_all_pairs,
-    missing,
     title="Which arms are distinguishable?",
+    order=9,
     how_to_read=(
         "Two arms are distinguishable if their bars do not overlap, and an arm's rank lies within its light bar. Both "
         "hold for all pairs at once. No bar is reported for a hollow arm, whose runs scatter unlike the others'."

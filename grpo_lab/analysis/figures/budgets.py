@@ -7,14 +7,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.panels import BEYOND, at_level, draw_rows, level_rows, symmetric_limit
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import rows_of
@@ -33,25 +30,14 @@ BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval"
 _COLUMNS = ["level", "trick", "kind", "context", "metric", "axis", "budget", "value", "low", "high", "n", "flip"]
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    axes = logged_axes(data, LOOKS)
-    if len(axes) < 2:
-        return f"only {len(axes)} budget axis was logged, and one has nothing to be compared with"
-    return "no two arms that ran share a level and a seed" if _effects(data).empty else ""
-
-
-def _effects(data: SweepData) -> pd.DataFrame:
-    """The effects on the primary metric and on downstream accuracy at every equal budget."""
+def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_budgets`, or why there is none. `finals` are those on the declared axis."""
+    if (logged := len(logged_axes(data, LOOKS))) < 2:
+        return f"only {logged} budget axis was logged, and one has nothing to be compared with"
     metrics = dict.fromkeys([data.design.primary if data.design else DOWNSTREAM, DOWNSTREAM])
-    return effects_at_budgets(data, metrics, LOOKS)
-
-
-def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_budgets`; None where `missing` says why. `finals` are those on the declared axis."""
-    table = _effects(data) if len(logged_axes(data, LOOKS)) > 1 else pd.DataFrame()
+    table = effects_at_budgets(data, metrics, LOOKS)
     if table.empty:
-        return None
+        return "no two arms that ran share a level and a seed"
     name, means = f"{data.record.name}_budgets", _laid_out(table[table["part"] == "mean"])
     limits = {str(metric): symmetric_limit(own) for metric, own in table.groupby("metric", sort=False)}
     ends = means["metric"].map(limits)
@@ -63,15 +49,12 @@ def draw_budgets(data: SweepData, finals: FinalValues) -> Drawn | None:
     height = 1.9 + max(0.4, 0.105 * len(axes_of) + 0.13) * heights.sum() + 0.3 * len(heights)
     heading = "What each trick does at equal steps, tokens, FLOPs and simulated seconds"
     with drawing(name, heading, height, bars, entries, 3) as figure:
-        shared = "col" if levels_alike(data) else "none"
-        shape: dict[str, Any] = {"height_ratios": list(heights), "sharex": shared, "squeeze": False}
-        grid = figure.subplots(len(heights), len(limits), **shape)
+        grid = level_rows(figure, data, heights.to_dict(), len(limits))
         for level, of_row in zip(heights.index, grid):
             own = means[means["level"] == level]
             for axes, (metric, limit) in zip(of_row, limits.items()):
                 _panel(axes, own[own["metric"] == metric], heights[level], limit)
             of_row[0].set_yticks(range(heights[level]), [_label(here) for _, here in own.groupby("row")])
-            of_row[0].set_ylabel(level_label(data, level))
         for first, last, metric in zip(grid[0], grid[-1], limits):
             first.set_title(in_lines(QUANTITIES.get(metric, metric), 45))
             last.set_xlabel(f"difference, {shown_unit(metric)}")
@@ -94,10 +77,8 @@ def _label(means: pd.DataFrame) -> str:
 
 
 def _panel(axes: Axes, means: pd.DataFrame, rows: int, limit: float) -> None:
-    rows_of_arms(axes, [""] * rows)
-    axes.set_xlim(-limit, limit)
     colours, markers = (means["axis"].map({axis: look[at] for axis, look in LOOKS.items()}) for at in (0, 2))
-    draw_estimates(axes, means.assign(colour=colours, face=colours, marker=markers), limit)
+    draw_rows(axes, means.assign(colour=colours, face=colours, marker=markers), rows, limit)
     for row in rows_of(means[means["flip"] != ""].drop_duplicates("row")):
         sure = row.flip == "resolved"
         look: dict[str, Any] = {"color": VERMILLION, "fontweight": "bold"} if sure else {"color": GREY}
@@ -134,8 +115,8 @@ def _flipped(data: SweepData, means: pd.DataFrame, word: str) -> str:
 FIGURE = FigureKind(
     "budgets",
     draw_budgets,
-    missing,
     title="The same comparison at other equal budgets",
+    order=11,
     how_to_read=(
         "Each contrast at equal steps, tokens, operations and seconds. Where intervals lie on both sides of "
         "the line, the answer depends on what is held equal."

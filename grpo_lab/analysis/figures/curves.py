@@ -10,7 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.measures import RUN, TOO_FEW
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, PURPLE, VERMILLION, Entry, Look
 from grpo_lab.analysis.figures.panels import (
     CROSS,
@@ -21,7 +20,7 @@ from grpo_lab.analysis.figures.panels import (
     drawn_cells,
     seeds_text,
 )
-from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing, sentences
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -82,19 +81,11 @@ def _curves(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     return without_equal(curves_of(data, finals, list(SERIES)), data, REWARD, CORRECT)
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no figure; empty where there is one."""
-    return f"no run logged any of {', '.join(SERIES)}" if _curves(data, finals).empty else ""
-
-
-def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows a level; axes shared.
-
-    None where `missing` says why.
-    """
+def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>`: arms as columns, levels as rows, many arms in several rows; or why there is none."""
     numbers = curve_numbers(data, finals)
     if numbers.empty:
-        return None
+        return f"no run logged any of {', '.join(SERIES)}"
     places, over = drawn_cells(data, numbers), _over(data, finals)
     rows, seeds = len(arm_rows(data, places)), numbers[numbers["part"] == "seed"]
     bands = "bold: mean over runs; band: its 95% t interval; thin: single seeds"
@@ -201,8 +192,8 @@ def _onset_text(divergence: pd.DataFrame) -> str:
 FIGURE = FigureKind(
     "",
     draw_curves,
-    missing,
     title="Training reward against evaluations",
+    order=2,
     how_to_read=(
         "One panel per arm, over the budget. Lines that run apart after the mark of the onset are divergence; "
         "a downstream line that falls beside a rising reward is harm."

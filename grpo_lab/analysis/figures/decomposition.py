@@ -13,11 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note, not_logged
 from grpo_lab.analysis.figures.palette import BLACK, GREY, ORANGE, PURPLE, SKY, Entry
-from grpo_lab.analysis.figures.panels import level_label, rows_of_arms, seeds_text
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import NO_TRACKS, collapse_note, level_rows, not_logged, rows_of_arms, seeds_text
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -38,35 +36,27 @@ _LANE = 0.16  # of the distance of two arms, that a part takes
 _ROOM = 0.6  # of what the bars take, that intervals may take on either side
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found = tracks(data, finals)
+def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_decomposition`, or why there is none."""
+    numbers, found = decomposition_of(data, finals), tracks(data, finals)
     if not found:
         return NO_TRACKS
-    if not decomposition_of(data, finals).empty:
-        return ""
-    return not_logged(found, PROBES) or "no run logged all the probes that the parts need"
-
-
-def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_decomposition`; None, for the reason that `missing` gives, where a probe was not logged."""
-    numbers = decomposition_of(data, finals)
     if numbers.empty:
-        return None
+        return not_logged(found, PROBES) or "no run logged all the probes that the parts need"
     name, rows = f"{data.record.name}_decomposition", groups_of(numbers, "level", sort=False)
     names = {level: list(dict.fromkeys(own["arm"])) for level, own in rows}
     limits, cut = _limits(numbers)
     bars = (BARS if numbers["low"].notna().any() else BARS_OF_FEW) + (", cut at the edge" if cut else "")
     heading = f"{data.record.name}: where was what training gained lost on the way downstream?"
-    heights = [len(arms) for arms in names.values()]
-    with drawing(name, heading, 2.2 + 0.48 * sum(heights) + 0.2 * len(heights), bars, _legend(), 1) as figure:
-        panels = figure.subplots(len(names), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    heights = {level: len(arms) for level, arms in names.items()}
+    height = 2.2 + 0.48 * sum(heights.values()) + 0.2 * len(heights)
+    with drawing(name, heading, height, bars, _legend(), 1) as figure:
+        panels = level_rows(figure, data, heights, 1, sharex=True)[:, 0]
         for (level, arms), axes in zip(names.items(), panels):
             own = numbers[numbers["level"] == level]
             _panel(axes, own, arms)
             runs = own.groupby("arm")["n"].first()
             axes.set_yticks(range(len(arms)), [_label(data, finals, (level, arm), runs[arm]) for arm in arms])
-            axes.set_ylabel(level_label(data, level))
         panels[-1].set(xlim=limits, xlabel="gained in training but not downstream since step 0 (pp)")
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals))
 
@@ -88,7 +78,7 @@ def _limits(numbers: pd.DataFrame) -> tuple[tuple[float, float], bool]:
 
 def _panel(axes: Axes, numbers: pd.DataFrame, arms: Sequence[str]) -> None:
     """Arms down the axis, one apart; each has a lane for every part and one for the total."""
-    rows_of_arms(axes, [""] * len(arms))
+    rows_of_arms(axes, len(arms))
     lanes = {part: _LANE * (index - len(PARTS) / 2) for index, part in enumerate([*PARTS, TOTAL])}
     rows = numbers.assign(y=numbers["arm"].map(arms.index) + numbers["part"].map(lanes))
     parts, total = rows[rows["part"] != TOTAL], rows[rows["part"] == TOTAL]
@@ -119,8 +109,8 @@ def _caption(data: SweepData, finals: FinalValues) -> str:
 FIGURE = FigureKind(
     "decomposition",
     draw_decomposition,
-    missing,
     title="Decomposition of the gap",
+    order=10,
     how_to_read=(
         "One bar per arm, percentage points: which training prompts were drawn, memorisation, protocol, and "
         "the shift to harder questions add up to the gap change."

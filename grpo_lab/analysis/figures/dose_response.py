@@ -12,11 +12,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import collapse_note
 from grpo_lab.analysis.figures.palette import Look, looks
-from grpo_lab.analysis.figures.panels import at_level
-from grpo_lab.analysis.figures.style import Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import at_level, collapse_note
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tables.dose import FEWEST, Dose, dose
@@ -33,19 +31,6 @@ _BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; do
 _NO_BANDS = "line: mean over runs, too few for an interval; dots: single seeds"
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found = dose(data)
-    if found is None:
-        return f"the arms are not {FEWEST} or more values of one number"
-    counted = set(finals.values["arm"])
-    if sum(arm in counted for arm in found.values) < FEWEST:
-        return f"fewer than {FEWEST} of its values have a finished run"
-    return (
-        "" if any(metric in finals.values for metric in PANELS) else "no run logged a training outcome or an accuracy"
-    )
-
-
 def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFrame:
     """Every number the figure shows: `tables.final.finals_of` in percent; `x` is the arm's value of the number."""
     table = finals_of(data, finals, list(PANELS), scale=100)
@@ -53,11 +38,15 @@ def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFr
     return table.assign(x=table["arm"].map(found.values))
 
 
-def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_dose_response`; None for the reason that `missing` gives."""
-    found = dose(data)
-    if found is None or missing(data, finals):
-        return None
+def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_dose_response`, or why there is none."""
+    found, counted = dose(data), set(finals.values["arm"])
+    if found is None:
+        return f"the arms are not {FEWEST} or more values of one number"
+    if sum(arm in counted for arm in found.values) < FEWEST:
+        return f"fewer than {FEWEST} of its values have a finished run"
+    if not any(metric in finals.values for metric in PANELS):
+        return "no run logged a training outcome or an accuracy"
     numbers = dose_numbers(data, finals, found)
     name = f"{data.record.name}_dose_response"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
@@ -95,8 +84,8 @@ def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, Lo
 FIGURE = FigureKind(
     "dose_response",
     draw_dose_response,
-    missing,
     title="Dose-response",
+    order=8,
     how_to_read=(
         "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in "
         "which the arms differ, a line for each level. Where the first stays up and the others fall, the run "

@@ -9,19 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.verdict import finding
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BARS_OF_FEW
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
-from grpo_lab.analysis.figures.panels import draw_estimates, level_label, rows_of_arms
-from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.panels import BARS_OF_FEW, draw_rows, level_rows
+from grpo_lab.analysis.figures.style import BODY, SMALL, TINY, Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, OVERSTATEMENT, TRUNCATED, FinalValues
 from grpo_lab.analysis.metric_names import title
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
 from grpo_lab.analysis.table_rows import rows_of
-from grpo_lab.analysis.tables.final import differences_of
+from grpo_lab.analysis.tables.final import finals_of
 from grpo_lab.config.design import Direction
 
 PANELS = {TRUNCATED: BLACK, HELDOUT: BLUE, DOWNSTREAM: GREEN, OVERSTATEMENT: VERMILLION}
@@ -36,7 +33,7 @@ def shown_metrics(data: SweepData) -> dict[str, str]:
 
 
 def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """Every number the figure shows: `tables.final.differences_of`, six decimals.
+    """Every number the figure shows: `tables.final.finals_of`, six decimals.
 
     `predicted` is "above" or "below" where the design predicts that of arm and control, else empty.
     """
@@ -45,21 +42,16 @@ def effect_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
         for prediction in (data.design.predictions if data.design else ())
         if not prediction.against and prediction.direction is not Direction.within
     }
-    table = differences_of(data, finals, list(shown_metrics(data)))
+    table = finals_of(data, finals, list(shown_metrics(data)), less=data.control)
     places = zip(table["level"], table["arm"], table["metric"])
     return table.assign(predicted=[predictions.get(place, "") for place in places])
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    return f"no arm shares a seed with {data.control}" if effect_numbers(data, finals).empty else ""
-
-
-def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_effects`; None where no arm shares a seed with the control."""
+def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_effects`, or why there is none."""
     numbers = effect_numbers(data, finals)
     if numbers.empty:
-        return None
+        return f"no arm shares a seed with {data.control}"
     name = f"{data.record.name}_effects"
     colours = {metric: colour for metric, colour in shown_metrics(data).items() if metric in set(numbers["metric"])}
     levels = [level for level in data.levels if level in set(numbers["level"])]
@@ -68,8 +60,7 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
     height = 1.1 + (0.44 * len(arms) + 0.3) * len(levels)
     heading = finding(data, finals) or f"How do the arms differ from {data.control}?"
     with drawing(name, heading[:1].upper() + heading[1:], height, bars) as figure:
-        shared = "col" if levels_alike(data) else "none"
-        grid = figure.subplots(len(levels), len(colours), sharex=shared, squeeze=False)
+        grid = level_rows(figure, data, dict.fromkeys(levels, len(arms)), len(colours))
         for level, row in zip(levels, grid):
             here = numbers[numbers["level"] == level]
             pairs = here.groupby("arm")["n"].max()
@@ -77,7 +68,6 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
                 own = here[here["metric"] == metric]
                 _panel(axes, own.assign(y=own["arm"].map(arms.index), pairs=own["arm"].map(pairs)), len(arms), colour)
             row[0].set_yticks(range(len(arms)), [f"{in_lines(arm, 30)}\nn = {pairs.get(arm, 0)}" for arm in arms])
-            row[0].set_ylabel(level_label(data, level))
         for metric, axes in zip(colours, grid[0]):
             axes.set_title(in_lines(_SHORT.get(metric, title(metric)), 92 // len(colours)), fontsize=SMALL)
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals, numbers))
@@ -85,12 +75,10 @@ def draw_effects(data: SweepData, finals: FinalValues) -> Drawn | None:
 
 def _panel(axes: Axes, numbers: pd.DataFrame, arms: int, colour: str) -> None:
     """Differences on one metric at the heights `y`; `pairs` is the largest number of pairs of the arm."""
-    rows_of_arms(axes, [""] * arms)
-    seeds, means = (numbers[numbers["part"] == part] for part in ("seed", "mean"))
-    axes.plot(seeds["value"], seeds["y"] + 0.22, "o", color=colour, alpha=0.3, ms=2.6)
-    hollow = (means["n"] >= FOR_INTERVAL) & means["low"].isna()
-    look = means.assign(name=means["arm"], colour=colour, marker="D", face=np.where(hollow, "white", colour))
-    draw_estimates(axes, look)
+    hollow = (numbers["n"].fillna(0) >= FOR_INTERVAL) & numbers["low"].isna()
+    look = {"name": numbers["arm"], "colour": colour, "marker": "D", "face": np.where(hollow, "white", colour)}
+    draw_rows(axes, numbers.assign(**look), arms, shift=0.22)
+    means = numbers[numbers["part"] == "mean"]
     aside: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": GREY}
     for row in rows_of(means[means["predicted"] != ""]):
         arrow, shift = ("→", 8) if row.predicted == "above" else ("←", -8)
@@ -115,8 +103,8 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
 FIGURE = FigureKind(
     "effects",
     draw_effects,
-    missing,
     title="Difference of every arm to the control",
+    order=4,
     how_to_read=(
         "One row per arm, one column per metric; right of the line the arm has more of it. An interval that "
         "crosses the line leaves the sign open."

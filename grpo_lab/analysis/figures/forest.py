@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.effects.contrast_plan import is_ladder, not_run, order_warning, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import SCREENING, TRAINING_REWARD
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import BARS_OF_FEW, BEYOND
 from grpo_lab.analysis.figures.palette import BLACK, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import at_level, draw_estimates, level_label, rows_of_arms, symmetric_limit
-from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, drawing, sentences
+from grpo_lab.analysis.figures.panels import (
+    BARS_OF_FEW,
+    BEYOND,
+    at_level,
+    draw_estimates,
+    draw_rows,
+    level_rows,
+    symmetric_limit,
+)
+from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, FigureKind, drawing, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.multiplicity import ALPHA
@@ -38,19 +44,13 @@ _COLUMNS = ["level", "trick", "kind", "context", "metric", "part", "seed", "valu
 _COLUMNS += ["p_adjusted", "family", "n_collapsed", "disagreement"]
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no such figure; empty where there is one."""
-    if not any(contrast.kind != "whole" for contrast in planned_contrasts(data)):
+def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_forest`, or why there is none."""
+    if all(contrast.kind == "whole" for contrast in planned_contrasts(data)):
         return "no two of its arms differ by exactly one trick"
-    none = forest_table(data, finals).empty
-    return "no two arms that ran and share a seed differ by exactly one trick" if none else ""
-
-
-def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_forest`; None where `missing` says why."""
     table = forest_table(data, finals)
     if table.empty:
-        return None
+        return "no two arms that ran and share a seed differ by exactly one trick"
     table = _laid_out(table)
     effects = table[table["role"] == "effect"]
     heights, limit = effects.groupby("level", sort=False)["end"].max(), symmetric_limit(effects, 0.5)
@@ -62,13 +62,11 @@ def draw_forest(data: SweepData, finals: FinalValues) -> Drawn | None:
     name, heading = f"{data.record.name}_forest", "What each trick does to downstream accuracy and to training reward"
     height, entries = 1.7 + 0.3 * heights.sum() + 0.3 * len(heights), _entries(effects, bool(ends), is_ladder(data))
     with drawing(name, heading, height, bars, entries, 3) as figure:
-        shape: dict[str, Any] = {"height_ratios": list(heights), "width_ratios": [2.2, 1] if second else [1]}
-        shared = "col" if levels_alike(data) else "none"
-        grid = figure.subplots(len(heights), 2 if second else 1, sharex=shared, squeeze=False, **shape)
+        widths = [2.2, 1] if second else [1]
+        grid = level_rows(figure, data, heights.to_dict(), len(widths), width_ratios=widths)
         for (level, top), row in zip(heights.items(), grid):
             own = table[table["level"] == level]
             _panel(row[0], own[own["role"] == "effect"], ends.get(level, 0.0), limit)
-            row[0].set_ylabel(level_label(data, str(level)))
             if second:
                 _interactions(row[1], own[own["role"] == "beside"])
             for axes in row:
@@ -111,18 +109,15 @@ def _contexts(effects: pd.DataFrame) -> bool:
 
 def _panel(axes: Axes, effects: pd.DataFrame, band: float, limit: float) -> None:
     """One level: of every effect downstream accuracy above, training reward below, and its numbers at the right."""
-    rows_of_arms(axes, [])
-    axes.set_xlim(-limit, limit)
     axes.axvspan(-band, band, color=GREY, alpha=0.10, linewidth=0)
-    seeds, means = (effects[effects["part"] == part] for part in ("seed", "mean"))
+    above = _marked(effects[effects["metric"] == DOWNSTREAM], GREEN)
+    draw_rows(axes, above.assign(y=above["y"] - 0.15), 0, limit)
+    means = effects[effects["part"] == "mean"]
     downstream, reward = (means[means["metric"] == metric] for metric in (DOWNSTREAM, TRAINING_REWARD))
     for row in rows_of(downstream[downstream["disagreement"] != ""]):
         # Estimates of nothing go opposite ways half of the time: those get a mark at the edge only.
         right = 1.0 if row.disagreement == "resolved" else _EDGE
         axes.axhspan(row.y - 0.5, row.y + 0.5, xmax=right, color=VERMILLION, alpha=_TINT, linewidth=0)
-    seeds = seeds[seeds["metric"] == DOWNSTREAM]
-    axes.plot(seeds["value"], seeds["y"] - 0.15, "o", color=GREEN, alpha=0.28, markersize=3, markeredgewidth=0)
-    _estimates(axes, downstream.assign(y=downstream["y"] - 0.15), GREEN, limit)
     below = {"colour": VERMILLION, "face": VERMILLION, "marker": "|", "name": "training reward"}
     draw_estimates(axes, reward.assign(y=reward["y"] + 0.25, **below), limit, 0.9)
     for end in downstream["end"].unique():
@@ -136,26 +131,19 @@ def _panel(axes: Axes, effects: pd.DataFrame, band: float, limit: float) -> None
     beside.spines[:].set_visible(False)
 
 
-def _estimates(axes: Axes, means: pd.DataFrame, colour: str, limit: float) -> None:
-    """Means in the marks of their kinds; hollow where the trick was left out."""
-    face = np.where(means["kind"] == "left_out", "white", colour)
-    marks = means["kind"].map({kind: mark for kind, (mark, _) in KINDS.items()})
-    draw_estimates(axes, means.assign(colour=colour, face=face, marker=marks), limit)
+def _marked(effects: pd.DataFrame, colour: str) -> pd.DataFrame:
+    """Effects with the marks of their kinds; hollow where the trick was left out."""
+    face = np.where(effects["kind"] == "left_out", "white", colour)
+    marks = effects["kind"].map({kind: mark for kind, (mark, _) in KINDS.items()})
+    return effects.assign(colour=colour, face=face, marker=marks)
 
 
 def _interactions(axes: Axes, effects: pd.DataFrame) -> None:
     """What a trick gives inside the whole beyond what it gives alone."""
-    seeds, means = (effects[effects["part"] == part] for part in ("seed", "mean"))
-    rows_of_arms(axes, [])
-    axes.plot(seeds["value"], seeds["y"], "o", color=BLACK, alpha=0.25, markersize=3, markeredgewidth=0)
-    if len(effects):
-        limit = symmetric_limit(effects, 0.5)
-        axes.set_xlim(-limit, limit)
-        _estimates(axes, means, BLACK, limit)
-    for row in rows_of(means):
+    draw_rows(axes, _marked(effects, BLACK), 0, symmetric_limit(effects, 0.5) if len(effects) else math.inf)
+    for row in rows_of(effects[effects["part"] == "mean"]):
         words = f"{row.text}{_star(row)}"
         axes.annotate(words, (0, row.y), (0, 6), textcoords="offset points", ha="center", fontsize=TINY)
-    axes.set_yticks([])
     axes.set_title("in the full set less on its own", fontsize=SMALL)
     axes.set_xlabel("pp, downstream")
 
@@ -247,8 +235,8 @@ def _opposite(data: SweepData, means: pd.DataFrame) -> str:
 FIGURE = FigureKind(
     "forest",
     draw_forest,
-    missing,
     title="Effect of every trick",
+    order=5,
     how_to_read=(
         "One row per trick and context, percentage points, paired by seed. Inside the shaded band an effect "
         "is too small for these seeds to detect; rows where reward and downstream accuracy disagree in sign "

@@ -1,4 +1,4 @@
-"""Parts that several figures share: panels of arms and levels, lines with bands, rows of intervals, counts of seeds."""
+"""Parts that several figures share: panels, lines with bands, rows of intervals, and sentences about runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -15,14 +16,20 @@ from matplotlib.ticker import MaxNLocator
 from grpo_lab.analysis.caveats import levels_alike
 from grpo_lab.analysis.figures.palette import GREY, Look
 from grpo_lab.analysis.figures.style import SMALL, in_lines
+from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL
-from grpo_lab.analysis.table_rows import rows_of
+from grpo_lab.analysis.table_rows import groups_of, rows_of
+from grpo_lab.analysis.tracks import EVALUATED, KL, TRAINING, Track
 
 # Where a run that collapsed ends.
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "X", "markersize": 6, "markeredgecolor": "white"}
 MOST = 5  # panels side by side
+BARS_OF_FEW = "mark: mean of the differences paired by seed, no interval; dots: single seeds"
+BEYOND = "; arrowhead: it goes on beyond the panel"
+NO_TRACKS = "no finished run was evaluated up to the common budget"
+_LOGGED = TRAINING | EVALUATED | {"kl": KL}
 
 
 def arranged(arms: Sequence[str]) -> list[list[str]]:
@@ -74,6 +81,20 @@ def arm_panels(
     return panels
 
 
+def level_rows(
+    figure: Figure, data: SweepData, heights: Mapping[Any, float], columns: int, label: str = "", **shape: Any
+) -> np.ndarray:
+    """A row of panels for every level, of these relative heights, with the level and a `label` at its left.
+
+    Levels that were evaluated alike share the x axis of a column, unless `shape`, as of `Figure.subplots`, says else.
+    """
+    shape = {"sharex": "col" if levels_alike(data) else "none", "height_ratios": list(heights.values())} | shape
+    grid = figure.subplots(len(heights), columns, squeeze=False, **shape)
+    for level, row in zip(heights, grid):
+        row[0].set_ylabel(level_label(data, level, label))
+    return grid
+
+
 def level_label(data: SweepData, level: str, label: str = "") -> str:
     """The y label of a row of panels: the level of the design's factor, if any, above the measured quantity."""
     factor = data.design.factor if data.design else ""
@@ -111,6 +132,20 @@ def draw_line(axes: Axes, numbers: pd.DataFrame, look: Look, name: str, faint: f
     axes.set(**labels)
 
 
+def draw_rows(axes: Axes, rows: pd.DataFrame, number: int, limit: float = math.inf, shift: float = 0.0) -> None:
+    """A number of rows around a line at 0: seeds as dots, `shift` below their `y`, and means as in `draw_estimates`.
+
+    A finite `limit` ends the axis on both sides.
+    """
+    rows_of_arms(axes, number)
+    if limit < math.inf:
+        axes.set_xlim(-limit, limit)
+    seeds, means = (rows[rows["part"] == part] for part in ("seed", "mean"))
+    for colour, own in groups_of(seeds, "colour", sort=False):
+        axes.plot(own["value"], own["y"] + shift, "o", color=colour, alpha=0.35, markersize=3.2, markeredgewidth=0)
+    draw_estimates(axes, means, limit)
+
+
 def draw_estimates(axes: Axes, rows: pd.DataFrame, limit: float = math.inf, width: float = 1.7) -> None:
     """A mark per row at `value` and `y`, with a bar from `low` to `high`; arrowheads where that leaves `limit`.
 
@@ -135,12 +170,29 @@ def symmetric_limit(table: pd.DataFrame, least: float = 0.0) -> float:
     return 1.08 * max(min(widest, 1.6 * largest), least) or 1.0
 
 
-def rows_of_arms(axes: Axes, labels: Sequence[str]) -> None:
-    """Rows from the top with these labels, around a line at 0."""
+def rows_of_arms(axes: Axes, number: int) -> None:
+    """A number of rows from the top, still without labels, around a line at 0."""
     axes.axvline(0, color=GREY, linewidth=1.0)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_ylim(max(number, 1) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
+
+
+def not_logged(found: Sequence[Track], names: Sequence[str]) -> str:
+    """Which of these metrics no run logged, as a sentence part; empty where each was logged by some run."""
+    absent = [_LOGGED[name] for name in names if all(np.isnan(getattr(track, name)).all() for track in found)]
+    return f"{' and '.join(absent)} {'was' if len(absent) == 1 else 'were'} not logged" if absent else ""
+
+
+def collapse_note(data: SweepData, finals: FinalValues) -> str:
+    """Which runs are left out because they stopped before the common budget; empty where none did."""
+    lost = finals.values[finals.values["stopped"]]
+    if lost.empty:
+        return ""
+    factor = f" at {data.design.factor} = " if data.design and data.design.factor else ""
+    counted = groups_of(lost, ["level", "arm"], sort=False)
+    named = ", ".join(f"{len(runs)} of {arm}{factor}{level}" for (level, arm), runs in counted)
+    return f"Collapsed before that, with no evaluation to compare, and left out: {named}."

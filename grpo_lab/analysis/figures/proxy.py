@@ -12,10 +12,9 @@ from types import MappingProxyType
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, VERMILLION, Look
 from grpo_lab.analysis.figures.panels import arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
-from grpo_lab.analysis.figures.style import Drawn, budget_label, drawing
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -32,7 +31,7 @@ SERIES = {
 }
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
+def missing(data: SweepData) -> str:
     """Why there is no figure; empty where there is one."""
     points = data.counted_points
     if lacking := [name for name in (*SERIES, VERIFIED) if name not in points]:
@@ -48,15 +47,13 @@ def draw_proxy(
     heading: str = "",
     name: str = "",
     titles: Mapping[str, str] = MappingProxyType({}),
-) -> Drawn | None:
+) -> Drawn | str:
     """The figure `<sweep>_proxy`, of some `arms` (default: all) under a `heading` (default: the question).
 
-    `titles` are those of panels whose arm's name says too little.
-
-    None where `missing` says why.
+    `titles` are those of panels whose arm's name says too little. A text says why there is no figure.
     """
-    if missing(data, finals):
-        return None
+    if reason := missing(data):
+        return reason
     name = name or f"{data.record.name}_proxy"
     heading = heading or (data.design.question if data.design else "Does training reward track accuracy?")
     curves = curves_of(data, finals, list(SERIES))
@@ -103,8 +100,8 @@ def _numbers(curves: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
 FIGURE = FigureKind(
     "proxy",
     draw_proxy,
-    missing,
     title="Training reward against accuracy by an independent verifier",
+    order=1,
     how_to_read=(
         "Where the red lines stay up and the blue ones fall, the policy earns reward for answers that are wrong: the "
         "training grader is being gamed."

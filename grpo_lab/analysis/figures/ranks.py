@@ -15,10 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, FAINT, GREEN, GREY, VERMILLION, Entry
-from grpo_lab.analysis.figures.panels import at_level, level_label
-from grpo_lab.analysis.figures.style import TINY, Drawn, drawing, house_style, in_lines, place_names, sentences
+from grpo_lab.analysis.figures.panels import at_level, level_rows
+from grpo_lab.analysis.figures.style import (
+    TINY,
+    Drawn,
+    FigureKind,
+    drawing,
+    house_style,
+    in_lines,
+    place_names,
+    sentences,
+)
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, bounds
@@ -31,17 +39,11 @@ MARKS_OF_FEW = "mark: mean over the seeds that every arm has, too few for an int
 _NAMED = 12  # arms, up to which all have their names in the scatter
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    found, reasons = rankable(data, finals)
-    return "" if found else "; ".join(dict.fromkeys(reasons.values()))
-
-
-def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_ranks`; None, for the reason that `missing` gives, where arms cannot be ranked."""
+def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_ranks`, or why arms cannot be ranked."""
     found, reasons = rankable(data, finals)
     if not found:
-        return None
+        return "; ".join(dict.fromkeys(reasons.values()))
     numbers, name = rank_table(found), f"{data.record.name}_ranks"
     marks = MARKS if max(len(here.seeds) for here in found.values()) >= FOR_INTERVAL else MARKS_OF_FEW
     shown = {level: _coloured(own, data.control) for level, own in groups_of(numbers, "level", sort=False)}
@@ -49,12 +51,12 @@ def draw_ranks(data: SweepData, finals: FinalValues) -> Drawn | None:
     heading = f"{data.record.name}: does training reward rank the arms as downstream accuracy does?"
     height = 1.0 + len(found) * (0.7 + max(2.6, 0.22 * most))
     with drawing(name, heading, height, marks, _legend(used, data), 4) as figure:
-        grid = figure.subplots(len(found), 2, squeeze=False, width_ratios=[2.2, 1])
+        label = f"{AXES['downstream']} (%)"
+        grid = level_rows(figure, data, dict.fromkeys(shown, 1), 2, label, sharex="none", width_ratios=[2.2, 1])
         for (level, own), (scatter, slopes) in zip(shown.items(), grid):
             _scatter(scatter, own)
             _slopes(slopes, own[own["part"] == "mean"].reset_index(drop=True))
             scatter.set_title(_title(own, found[level]))
-            scatter.set_ylabel(level_label(data, level, f"{AXES['downstream']} (%)"))
     with house_style(name):
         for own, (scatter, _) in zip(shown.values(), grid):
             _name_marks(scatter, own[own["part"] == "mean"])
@@ -156,8 +158,8 @@ def _caption(data: SweepData, finals: FinalValues, found: Mapping[str, RankedArm
 FIGURE = FigureKind(
     "ranks",
     draw_ranks,
-    missing,
     title="Do reward and downstream accuracy rank arms alike?",
+    order=6,
     how_to_read=(
         "Arms by their final training reward against their final downstream accuracy. Crossing lines are arms "
         "that the reward would have chosen wrongly."

@@ -1,43 +1,28 @@
-"""Every figure of a sweep, in the order of reading: a new one is a module with a `FIGURE`, and its line here."""
+"""Every figure of a sweep: the modules of this folder that have a `FIGURE`, in its order of reading."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Sequence
 
+from grpo_lab.analysis import figures
 from grpo_lab.analysis.caveats import notes
-from grpo_lab.analysis.figures import (
-    all_pairs,
-    budgets,
-    curves,
-    decomposition,
-    dose_response,
-    effects,
-    forest,
-    proxy,
-    ranks,
-    sharpness,
-    step_metrics,
-    target_lengths,
-)
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.style import Drawn, with_notes
+from grpo_lab.analysis.figures import proxy
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, with_notes
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 
-FIGURES: tuple[FigureKind, ...] = (
-    proxy.FIGURE,
-    curves.FIGURE,
-    step_metrics.FIGURE,
-    effects.FIGURE,
-    forest.FIGURE,
-    ranks.FIGURE,
-    sharpness.FIGURE,
-    dose_response.FIGURE,
-    all_pairs.FIGURE,
-    decomposition.FIGURE,
-    budgets.FIGURE,
-    target_lengths.FIGURE,
-)
+
+def discovered() -> tuple[FigureKind, ...]:
+    """The `FIGURE` of every module in this folder."""
+    names = (f"{figures.__name__}.{module.name}" for module in pkgutil.iter_modules(figures.__path__))
+    modules = [importlib.import_module(name) for name in names if name != __name__]
+    kinds = [module.FIGURE for module in modules if hasattr(module, "FIGURE")]
+    return tuple(sorted(kinds, key=lambda kind: (kind.order, kind.suffix)))
+
+
+FIGURES = discovered()
 ALL = tuple(kind.suffix or "curves" for kind in FIGURES)
 
 
@@ -46,7 +31,7 @@ def default_figures(data: SweepData, finals: FinalValues, page: str = "") -> lis
 
     Reward is held against accuracy run by run where the training grader can be gamed, and arm by arm where it cannot.
     """
-    agreement = "ranks" if proxy.missing(data, finals) else "proxy"
+    agreement = "ranks" if proxy.missing(data) else "proxy"
     shown = [name for name in ALL if f"figures/{data.record.name}_{name}.png" in page]
     return list(dict.fromkeys(["curves", "effects", "forest", agreement, "step_metrics", *shown]))
 
@@ -63,8 +48,8 @@ def draw_all(data: SweepData, finals: FinalValues, names: Sequence[str] = ()) ->
     caveats = notes(data, finals)
     for kind in (kind for kind in FIGURES if (kind.suffix or "curves") in names):
         figure = kind.draw(data, finals)
-        if figure is None:
-            missing[kind.name(data.record.name)] = kind.missing(data, finals)
+        if isinstance(figure, str):
+            missing[kind.name(data.record.name)] = figure
         else:
             drawn.append(with_notes(figure, caveats))
     return drawn, missing

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.divergence.reward_ranks import FEWEST, REWARD, RankedLevel, ranked_levels
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import BLUE, GREY
-from grpo_lab.analysis.figures.panels import level_label
-from grpo_lab.analysis.figures.style import Drawn, drawing, house_style, place_names
+from grpo_lab.analysis.figures.panels import level_rows
+from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, house_style, place_names
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, bounds
@@ -29,28 +28,22 @@ _WIDTH = 9.0  # inches
 _NAMED = 4  # arms furthest from the others that are named
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no figure; empty where there is one."""
-    if ranked_levels(data, finals):
-        return ""
-    lacking = [metric for metric in (REWARD, *RANKED) if metric not in finals.values]
-    return f"{', '.join(lacking)} not logged" if lacking else f"no level has {FEWEST} arms that were evaluated alike"
-
-
-def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | None:
-    """The figure `<sweep>_sharpness`, a row of three panels per level; None where `missing` says why."""
+def draw_sharpness(data: SweepData, finals: FinalValues, heading: str = "", name: str = "") -> Drawn | str:
+    """The figure `<sweep>_sharpness`, a row of three panels per level, or why there is none."""
     levels = ranked_levels(data, finals)
+    lacking = [metric for metric in (REWARD, *RANKED) if metric not in finals.values]
     if not levels:
-        return None
+        none = f"no level has {FEWEST} arms that were evaluated alike"
+        return f"{', '.join(lacking)} not logged" if lacking else none
     name = name or f"{data.record.name}_sharpness"
     number = max(len(level.values) for level in levels.values())
     heading = heading or f"Does training reward rank {number} arms by accuracy, or by how sharp their policies are?"
     bands = "one dot per arm: mean deviation from the mean of all arms on its base model"
     labels = {metric: label for metric, (label, _) in _LABELS.items()}
     with drawing(name, heading, 1.0 + 2.8 * len(levels), bands, width=_WIDTH) as figure:
-        grid = figure.subplots(len(levels), len(RANKED), sharey="row", squeeze=False)
-        for (level, here), row in zip(levels.items(), grid):
-            row[0].set_ylabel(level_label(data, level, "training reward, points"))
+        heights, shared = dict.fromkeys(levels, 1), {"sharex": "none", "sharey": "row"}
+        grid = level_rows(figure, data, heights, len(RANKED), "training reward, points", **shared)
+        for here, row in zip(levels.values(), grid):
             for axes, metric in zip(row, labels):
                 _panel(axes, _points(here, metric), here.correlations[metric].within(-1.0, 1.0))
                 axes.set_xlabel(labels[metric])
@@ -97,8 +90,8 @@ def _caption(levels: Mapping[str, RankedLevel]) -> str:
 FIGURE = FigureKind(
     "sharpness",
     draw_sharpness,
-    missing,
     title="Training reward, entropy and accuracy of all arms",
+    order=7,
     how_to_read=(
         "A steep fall in the first panel beside scatter in the others says that training reward ranks the arms by how "
         "sharp their policies are, and not by how good."

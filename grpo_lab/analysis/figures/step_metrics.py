@@ -10,10 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from grpo_lab.analysis.figures.kind import FigureKind
 from grpo_lab.analysis.figures.palette import FAINT, Look, looks
 from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label
-from grpo_lab.analysis.figures.style import SMALL, Drawn, budget_label, drawing, in_lines, sentences
+from grpo_lab.analysis.figures.style import SMALL, Drawn, FigureKind, budget_label, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -52,14 +51,6 @@ STEP_METRICS = (
 )
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why there is no figure; empty where there is one."""
-    if (levels := len(dict.fromkeys(finals.values["level"]))) > _MOST:
-        return f"{levels} levels do not fit side by side, {_MOST} do"
-    curves = step_curves(data, finals, [shown.metric for shown in _metrics(data)])
-    return "" if _moved(curves) else "no run logged a step metric that is not 0 throughout"
-
-
 def _metrics(data: SweepData) -> list[StepMetric]:
     """The KL of an update stands in for the one from the initial policy, which older runs did not log."""
     left_out = "train/approx_kl" if KL in data.points else KL
@@ -89,12 +80,15 @@ def _numbers(curves: pd.DataFrame, data: SweepData, finals: FinalValues) -> pd.D
     return numbers_table([rows])
 
 
-def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; None as `missing` says."""
-    if missing(data, finals):
-        return None
+def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_step_metrics`: a panel per metric and level, a line per arm; or why there is none."""
+    if (number := finals.values["level"].nunique()) > _MOST:
+        return f"{number} levels do not fit side by side, {_MOST} do"
     curves = step_curves(data, finals, [shown.metric for shown in _metrics(data)])
-    numbers, metrics = _numbers(curves, data, finals), _moved(curves)
+    metrics = _moved(curves)
+    if not metrics:
+        return "no run logged a step metric that is not 0 throughout"
+    numbers = _numbers(curves, data, finals)
     levels = list(dict.fromkeys(level for level, _ in drawn_cells(data, curves)))
     columns = len(levels) if len(levels) > 1 else 2
     rows = math.ceil(len(metrics) * len(levels) / columns)
@@ -187,8 +181,8 @@ def _seeds(data: SweepData, places: Sequence[Condition]) -> str:
 FIGURE = FigureKind(
     "step_metrics",
     draw_step_metrics,
-    missing,
     title="Step metrics",
+    order=3,
     how_to_read=(
         "Entropy, KL, length, truncation and the like over the budget, a panel for each: why an arm did what it did."
     ),

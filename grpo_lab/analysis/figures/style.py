@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: a picture, its numbers and their sources in four files.
+"""What a kind of figure is, how figures look, and how they are written: a picture, its numbers, their sources.
 
 Matplotlib's constrained layout makes room for headings, legends and labels. A figure carries at most two lines of
 explanation; everything else that a reader must know is its caption, which stands in its JSON file and on the page.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -27,6 +27,8 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from grpo_lab.analysis.figures.palette import GREY, VERMILLION, Entry
+from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.tracking.files import write_atomically, write_json
 from grpo_lab.tracking.metrics import find
 
@@ -90,6 +92,25 @@ class Drawn:
             if self.below:
                 only["bbox_inches"] = Bbox([[0.0, -self.below], [width, height]])
             self.figure.savefig(place, format=kind, **only)
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """One kind of figure; `registry` finds it as the `FIGURE` of a module.
+
+    `draw` returns the figure or, in one sentence part without a full stop, why this sweep cannot have it. `title` and
+    `how_to_read` stand over the figure in the report, and `order` is its place among the others.
+    """
+
+    suffix: str  # files are called <sweep>_<suffix>; the first figure has none
+    draw: Callable[[SweepData, FinalValues], Drawn | str]
+    title: str
+    how_to_read: str
+    order: int = 100
+
+    def name(self, sweep: str) -> str:
+        """What the figure of this sweep is called."""
+        return f"{sweep}_{self.suffix}" if self.suffix else sweep
 
 
 def with_notes(drawn: Drawn, notes: Sequence[str]) -> Drawn:

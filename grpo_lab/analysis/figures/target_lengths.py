@@ -14,11 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.caveats import levels_alike
-from grpo_lab.analysis.figures.kind import FigureKind
-from grpo_lab.analysis.figures.omissions import NO_TRACKS, collapse_note
 from grpo_lab.analysis.figures.palette import BLACK, GREY, Entry, Look, looks
-from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label, seeds_text
-from grpo_lab.analysis.figures.style import SMALL, Drawn, drawing, in_lines
+from grpo_lab.analysis.figures.panels import NO_TRACKS, collapse_note, draw_line, drawn_cells, level_label, seeds_text
+from grpo_lab.analysis.figures.style import SMALL, Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -33,10 +31,8 @@ _BANDS = "line: mean over runs at the last evaluation; bars: its 95% t interval,
 _NO_BANDS = "line: mean over runs at the last evaluation, too few for an interval; thin: single seeds"
 
 
-def missing(data: SweepData, finals: FinalValues) -> str:
-    """Why the figure cannot be drawn, in one sentence; empty where it can."""
-    if not target_answers(data, finals).empty:
-        return ""
+def _reason(data: SweepData, finals: FinalValues) -> str:
+    """Why no run has answers to draw."""
     if not tracks(data, finals):
         return NO_TRACKS
     answers = data.answers[data.answers["suite"] == SUITE]
@@ -47,11 +43,11 @@ def missing(data: SweepData, finals: FinalValues) -> str:
     return "no run that asks for a length was evaluated after its start"
 
 
-def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | None:
-    """The figure `<sweep>_target_lengths`; None where `missing` says why: no prompt asks for a length."""
+def draw_target_lengths(data: SweepData, finals: FinalValues) -> Drawn | str:
+    """The figure `<sweep>_target_lengths`, or why there is none."""
     answers = target_answers(data, finals)
     if answers.empty:
-        return None
+        return _reason(data, finals)
     numbers, places = target_lengths_of(answers), drawn_cells(data, answers)
     name = f"{data.record.name}_target_lengths"
     bands = _BANDS if numbers["n"].max() >= FOR_INTERVAL else _NO_BANDS
@@ -131,8 +127,8 @@ def _caption(data: SweepData, finals: FinalValues) -> str:
 FIGURE = FigureKind(
     "target_lengths",
     draw_target_lengths,
-    missing,
     title="Target lengths",
+    order=12,
     how_to_read=(
         "Mean response length and share of right answers over the length that the prompt asked for, before "
         "and after training. On the diagonal a response is as long as it was asked to be."

@@ -11,11 +11,10 @@ from typing import Any
 from markupsafe import Markup
 
 from grpo_lab.analysis.figures.registry import FIGURES
-from grpo_lab.analysis.figures.style import Drawn
+from grpo_lab.analysis.figures.style import DPI, Drawn, write_png
 from grpo_lab.analysis.report.templates import render
 
-LARGEST_SVG = 400_000  # bytes; a larger figure is embedded as PNG where that is smaller
-PNG_DPI = 130
+LARGEST_SVG = 100_000  # bytes; a larger figure is embedded as PNG where that is smaller
 _PIXELS = 96  # an inch, as CSS has it
 
 
@@ -44,15 +43,9 @@ def _figure(drawn: Drawn, name: str) -> dict[str, Any]:
 
 def image_uri(drawn: Drawn) -> str:
     """The figure as a data URI: SVG, or PNG where the SVG is large and the PNG is not."""
-    svg = _saved(drawn, "svg")
-    if len(svg) > LARGEST_SVG:
-        png = _saved(drawn, "png")
-        if len(png) < len(svg):
-            return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-
-
-def _saved(drawn: Drawn, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    drawn.write(buffer, kind, PNG_DPI)
-    return buffer.getvalue()
+    svg, png = io.BytesIO(), io.BytesIO()
+    drawn.write(svg, "svg", DPI)
+    if svg.tell() > LARGEST_SVG:
+        write_png(drawn, png)
+    kind, image = ("png", png) if 0 < png.tell() < svg.tell() else ("svg+xml", svg)
+    return f"data:image/{kind};base64,{base64.b64encode(image.getvalue()).decode()}"

@@ -8,7 +8,6 @@ on the mean is over fewer seeds, and `n` says so. Nothing is extrapolated, and a
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,8 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, REWARD, TRUNCATED, FinalValues, final_values
 from grpo_lab.analysis.metric_names import CORRECTNESS, change_text, level_text, title, unit
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
-from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, critical_t
-from grpo_lab.analysis.stats.mean_line import SMOOTHING, over_bases, running_mean
+from grpo_lab.analysis.sources.sweep_data import LABELS, NO_BASE, SweepData
+from grpo_lab.analysis.stats.mean_line import SMOOTHING, evaluation_grid, mean_on_grid, on_line, running_mean
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.config.design import Collapsed
 from grpo_lab.tracking.metrics import find, harness_of, is_active_fraction, logged_name
@@ -40,6 +38,8 @@ AXES = (
     "device_seconds",
 )  # fmt: skip
 POINTS, FEWER_POINTS = 33, 21  # of a mean over steps on the declared budget axis, and on the others
+FEWEST_POINTS = 8  # of a single run in a large sweep, and of a mean over steps on another axis than the declared
+_THIN, _MEANS = 44_000, 20_000  # points of all single runs, and of all means over steps
 DIGITS, THIN_DIGITS = 4, 3  # significant ones, of a mean or an evaluation, and of a single seed at every step
 _FOR_DERIVED = ("reward/in_loss_outcome", "eval/heldout_training/truncated", "active_fraction/truncation")
 Runs = Mapping[int, pd.DataFrame]  # seed -> the steps of its run, a column for each metric
@@ -188,17 +188,25 @@ def _named(data: SweepData, level: str, arm: str) -> dict[str, Any]:
     return {"level": level, "arm": arm, "on": sorted(data.contents(arm))}
 
 
+def bounded(most: int, points: int, lines: int) -> int:
+    """The number of points of each of so many lines: at most `most`, and fewer where all would be over `points`."""
+    return min(most, max(FEWEST_POINTS, points // max(lines, 1)))
+
+
 def _cell(
     data: SweepData, level: str, arm: str, runs: Runs, by_axis: Mapping[str, FinalValues], metrics: Sequence[str]
 ) -> dict[str, Any]:
+    steps = sum(not _is_evaluation(metric) for metric in metrics)
+    thin = bounded(POINTS, _THIN, steps * len(data.counted))
+    fewer = bounded(FEWER_POINTS, _MEANS, steps * len(data.levels) * len(data.arms) * len(by_axis))
     finished = data.finished.query("level == @level and arm == @arm")["seed"].tolist()
-    points = {axis: FEWER_POINTS if place else POINTS for place, axis in enumerate(by_axis)}
+    points = {axis: fewer if place else POINTS for place, axis in enumerate(by_axis)}
     return {
         **_named(data, level, arm),
         "planned": data.seeds_planned(level, arm),
         "finished": len(finished),
         "collapsed": data.collapsed(level, arm),
-        "runs": [_run(run, list(by_axis), metrics) for run in runs.values()],
+        "runs": [_run(run, list(by_axis), metrics, thin) for run in runs.values()],
         "means": {axis: _means(runs, axis, at, metrics, finished, points[axis]) for axis, at in by_axis.items()},
         "final": {axis: _finals(at, level, arm, data.control, metrics) for axis, at in by_axis.items()},
     }
@@ -222,13 +230,13 @@ def _finals(
 # --- single runs --------------------------------------------------------------------------------------------
 
 
-def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
+def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points: int) -> dict[str, Any]:
     """`steps` and `evaluations` of one run, each with `x` by axis and `y` by metric, for its thin lines."""
     evaluated = [metric for metric in metrics if _is_evaluation(metric)]
     every = [metric for metric in metrics if not _is_evaluation(metric)]
     at = run[run[evaluated].notna().any(axis=1)]
     return {
-        "steps": _thinned(run[run[every].notna().any(axis=1)], axes, every),
+        "steps": _thinned(run[run[every].notna().any(axis=1)], axes, every, points),
         "evaluations": {
             "x": {axis: numbers(at[f"budget/{axis}"]) for axis in axes},
             "y": {metric: numbers(at[metric]) for metric in evaluated},
@@ -236,17 +244,17 @@ def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> dict
     }
 
 
-def _thinned(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
-    """At most POINTS steps at equal distances, and there the running mean from one of them to the next."""
+def _thinned(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points: int) -> dict[str, Any]:
+    """At most so many steps at equal distances, and there the running mean from one of them to the next."""
     steps = np.arange(len(run), dtype=float)
-    rows = np.linspace(0, max(len(run) - 1, 0), min(POINTS, len(run)))
+    rows = np.linspace(0, max(len(run) - 1, 0), min(points, len(run)))
     width = len(run) / max(len(rows), 1)
     found: dict[str, list[float | int | None]] = {}
     for metric in metrics:
         known = run[metric].notna().to_numpy()
         if known.any():
             smooth = running_mean(steps[known], run[metric].to_numpy(float)[known], width)
-            found[metric] = numbers(_on(rows, steps[known], smooth), THIN_DIGITS)
+            found[metric] = numbers(on_line(rows, steps[known], smooth), THIN_DIGITS)
     return {"x": {axis: numbers(np.interp(rows, steps, run[f"budget/{axis}"])) for axis in axes}, "y": found}
 
 
@@ -285,36 +293,16 @@ def evaluation_curve(
 
     The last `x` is the budget, or the last point that some run reached.
     """
-    whole = [runs[seed][0] for seed in finished] or [xs for xs, _ in runs.values()]
-    number = min(map(len, whole))
-    centres = np.mean([xs[:number] for xs in whole], axis=0)
-    last = min(budget, *(xs[-1] for xs in whole))
-    first = max(xs[0] for xs in whole)
-    inside = centres[(centres > first) & (centres < last)]
-    grid = np.array([first, *inside, last] if last > first else [first])
+    grid = evaluation_grid([runs[seed][0] for seed in finished] or [xs for xs, _ in runs.values()], budget)
     return {"x": numbers(grid), **_over_seeds(runs, grid, bases)}
-
-
-def _on(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values on the grid by straight lines, NaN before the first and after the last."""
-    # The last point of a grid is the mean or the end of the same numbers, up to rounding.
-    slack = 1e-9 * (abs(grid[-1]) + 1)
-    outside = (grid < xs[0] - slack) | (grid > xs[-1] + slack)
-    return np.where(outside, math.nan, np.interp(grid, xs, values))
 
 
 def _over_seeds(lines: Lines, grid: np.ndarray, bases: Mapping[int, int] | None) -> dict[str, Any]:
     """Mean and t interval at every grid point, over the seeds that reach it or their base models; `n` is of seeds."""
-    values = np.array([_on(grid, xs, values) for xs, values in lines.values()])
-    runs = np.isfinite(values).sum(axis=0).tolist()
-    values = over_bases(values, [(bases or {}).get(seed, -1) for seed in lines])
-    n = np.isfinite(values).sum(axis=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of columns without a number
-        mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1)
-    half = [critical_t(int(k) - 1) * s / math.sqrt(k) if k >= FOR_INTERVAL else math.nan for k, s in zip(n, deviation)]
-    ends = {"mean": numbers(mean), "low": numbers(mean - half), "high": numbers(mean + half)}
-    return ends | {"n": runs if len(set(runs)) > 1 else runs[0]}
+    bases = bases or {}
+    mean, low, high, n = mean_on_grid(list(lines.values()), grid, [bases.get(seed, NO_BASE) for seed in lines])
+    ends = {"mean": numbers(mean), "low": numbers(low), "high": numbers(high)}
+    return ends | {"n": n.tolist() if len(set(n.tolist())) > 1 else int(n[0])}
 
 
 def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | int | None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import zipfile
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -52,9 +55,16 @@ def environment() -> Environment:
     )
     # The filter tojson escapes <, > and &, so no text can end the script element that it stands in.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    made.filters["packed"] = packed
     made.tests["short_number"] = _is_short_number
     made.globals |= {"file": _file, "uplot": uplot}
     return made
+
+
+def packed(value: object) -> str:
+    """A JSON value as compressed base64, about a quarter of its length; `unpacked` in panel.js reads it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _is_short_number(cell: object) -> bool:

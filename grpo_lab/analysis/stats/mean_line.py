@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,27 +28,58 @@ def mean_line(
     metric of every step is smoothed by a running mean first, at `points` points. Empty where the seeds share no
     stretch.
     """
-    if not seeds:
-        return []
-    first, last = max(xs[0] for xs, _ in seeds), min(budget, *(xs[-1] for xs, _ in seeds))
-    if last < first:
+    first, last = common_range([xs for xs, _ in seeds], budget)
+    if not seeds or last < first:
         return []
     if evaluations:
-        grid = _evaluation_grid([xs for xs, _ in seeds], first, last)
+        grid = evaluation_grid([xs for xs, _ in seeds], budget)
     else:
         grid = np.linspace(first, last, points)
         seeds = [(xs, running_mean(xs, values, SMOOTHING * budget)) for xs, values in seeds]
-    on_grid = np.array([np.interp(grid, xs, values) for xs, values in seeds])
-    runs, several = len(on_grid), len(set(bases))
-    on_grid = over_bases(on_grid, bases)
-    n, mean = len(on_grid), on_grid.mean(axis=0)
-    half = np.full(len(grid), math.nan)
-    if n >= FOR_INTERVAL:
-        half = critical_t(n - 1) * on_grid.std(axis=0, ddof=1) / math.sqrt(n)
+    several = len(set(bases))
     number = several if several > 1 else 0
-    return [
-        (float(at), Interval(float(m), float(m - h), float(m + h), runs, number)) for at, m, h in zip(grid, mean, half)
-    ]
+    columns = (column.tolist() for column in (grid, *mean_on_grid(seeds, grid, bases)))
+    return [(at, Interval(mean, low, high, n, number)) for at, mean, low, high, n in zip(*columns)]
+
+
+def mean_on_grid(
+    seeds: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray, bases: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, ends of its t interval, and number of seeds at every point of the grid, over the seeds that reach it.
+
+    Where the seeds have several `bases`, the interval is over their means. NaN without a seed, or with too few.
+    """
+    on_grid = np.array([on_line(grid, xs, values) for xs, values in seeds])
+    runs = np.isfinite(on_grid).sum(axis=0)
+    on_grid = over_bases(on_grid, bases)
+    n = np.isfinite(on_grid).sum(axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of points without a number
+        mean, deviation = np.nanmean(on_grid, axis=0), np.nanstd(on_grid, axis=0, ddof=1)
+    critical = [critical_t(k - 1) if k >= FOR_INTERVAL else math.nan for k in n.tolist()]
+    half = critical * deviation / np.sqrt(np.maximum(n, 1))
+    return mean, mean - half, mean + half, runs
+
+
+def on_line(grid: np.ndarray, xs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Values at the points of the grid by straight lines, NaN before the first and after the last."""
+    # The last point of a grid is the mean or the end of the same numbers, up to rounding.
+    slack = 1e-9 * (abs(grid[-1]) + 1)
+    outside = (grid < xs[0] - slack) | (grid > xs[-1] + slack)
+    return np.where(outside, math.nan, np.interp(grid, xs, values))
+
+
+def common_range(seeds: Sequence[np.ndarray], budget: float) -> tuple[float, float]:
+    """The first and the last x that all seeds reach, up to the budget."""
+    return max((xs[0] for xs in seeds), default=budget), min((budget, *(xs[-1] for xs in seeds)))
+
+
+def evaluation_grid(seeds: Sequence[np.ndarray], budget: float) -> np.ndarray:
+    """Where evaluations lie on average over seeds, and the ends of their common range."""
+    first, last = common_range(seeds, budget)
+    number = min(map(len, seeds))
+    centres = np.mean([xs[:number] for xs in seeds], axis=0)
+    return np.unique([first, *centres[(centres > first) & (centres < last)], max(first, last)])
 
 
 def over_bases(values: np.ndarray, bases: Sequence[int]) -> np.ndarray:
@@ -58,13 +90,6 @@ def over_bases(values: np.ndarray, bases: Sequence[int]) -> np.ndarray:
     sums, counts = np.where(here, values, 0.0), here.astype(float)
     with np.errstate(invalid="ignore"):
         return np.array([sums[of == base].sum(axis=0) / counts[of == base].sum(axis=0) for base in np.unique(of)])
-
-
-def _evaluation_grid(seeds: Sequence[np.ndarray], first: float, last: float) -> np.ndarray:
-    """Where evaluations lie on average over seeds, from `first` to `last`, both included."""
-    number = min(map(len, seeds))
-    centres = np.mean([xs[:number] for xs in seeds], axis=0)
-    return np.unique([first, *centres[(centres > first) & (centres < last)], last])
 
 
 def running_mean(xs: np.ndarray, values: np.ndarray, width: float) -> np.ndarray:

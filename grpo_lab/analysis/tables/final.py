@@ -13,32 +13,19 @@ from grpo_lab.analysis.tables.rows import seeds_and_mean, table_of
 _COLUMNS = ["level", "arm", "metric", "part", "seed", "value", "low", "high", "n"]
 
 
-def finals_of(data: SweepData, finals: FinalValues, metrics: Sequence[str], scale: float = 1.0) -> pd.DataFrame:
-    """Final values: level, arm, metric, part, seed, value, low, high, n, numbers times `scale`.
+def finals_of(
+    data: SweepData, finals: FinalValues, metrics: Sequence[str], less: str = "", scale: float = 1.0
+) -> pd.DataFrame:
+    """Final values, or those `less` an arm, paired by seed: level, arm, metric, part, seed, value, low, high, n.
 
-    `part` is "seed" (a run) or "mean" (over n runs, with the 95% interval in low and high). Arms without a value of a
-    metric have no row.
+    `part` is "seed" (a run, or a pair of runs) or "mean" (over n of them, with the 95% interval in low and high).
+    Numbers are times `scale`. Arms without a value of a metric, or without a pair, have no row.
     """
     rows = []
-    for level, arm in data.run_arms:
+    for level, arm in (place for place in data.run_arms if place[1] != less):
         for metric in metrics:
-            own = finals.of(level, arm, metric)
+            own = finals.differences(level, arm, less, metric) if less else finals.of(level, arm, metric)
             if len(own):
-                labels = {"level": level, "arm": arm, "metric": metric}
-                rows += seeds_and_mean(labels, own, finals.interval(level, arm, metric), scale)
-    return table_of(rows, _COLUMNS)
-
-
-def differences_of(data: SweepData, finals: FinalValues, metrics: Sequence[str]) -> pd.DataFrame:
-    """Arm less control, paired by seed, in the metric's unit: the columns of `finals_of`, with n pairs.
-
-    Arms that share no seed with the control have no row.
-    """
-    rows = []
-    for level, arm in (place for place in data.run_arms if place[1] != data.control):
-        for metric in metrics:
-            own = finals.differences(level, arm, data.control, metric)
-            if len(own):
-                labels = {"level": level, "arm": arm, "metric": metric}
-                rows += seeds_and_mean(labels, own, finals.difference(level, arm, data.control, metric))
+                mean = finals.difference(level, arm, less, metric) if less else finals.interval(level, arm, metric)
+                rows += seeds_and_mean({"level": level, "arm": arm, "metric": metric}, own, mean, scale)
     return table_of(rows, _COLUMNS)

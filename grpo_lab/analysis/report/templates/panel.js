@@ -317,5 +317,11 @@ function start(panel) {
   if (location.hash.includes("=")) find("panel").scrollIntoView();
 }
 
-if (typeof document !== "undefined") start(JSON.parse(document.getElementById("panel-data").textContent));
-else module.exports = { findCell, nearest, inWords, steps, startView, viewText, readView, expanded, parts, extent, scales, short, nearestPoint, pointText };
+// What the filter `packed` of the templates made of the numbers.
+function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+if (typeof document !== "undefined") unpacked(document.getElementById("panel-data").textContent).then(start);
+else module.exports = { findCell, nearest, inWords, steps, startView, viewText, readView, expanded, parts, extent, scales, short, nearestPoint, pointText, unpacked };
