@@ -1,9 +1,10 @@
 """Rejection: which responses or tokens leave for a large sampler-learner mismatch.
 
 Below, rho = old / sampler per token: the learner before the updates over the sampler. Three estimates of their
-divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. An option's name says how an estimate
-is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1 the bounds are on
-the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
+divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. Two more compare the probabilities of the
+sampled token alone: tv = |old - sampler|, and the KL of (sampler, 1 - sampler) to (old, 1 - old). An option's name says
+how an estimate is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1 the
+bounds are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class RatioBounds(Bounded, ABC):
 
 @dataclass(frozen=True)
 class UpperBound(Bounded, ABC):
-    """Options on k2 and k3, which are never negative: keep a reduced estimate of at most `bound` nats."""
+    """Options on estimates that are never negative: keep a reduced one of at most `bound`, in nats or probability."""
 
     bound: float
 
@@ -151,13 +152,13 @@ class UpperBound(Bounded, ABC):
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
     ) -> Bool[Tensor, "N T"]:
-        estimate = self.estimate(old_logprobs - sampler_logprobs)
+        estimate = self.estimate(old_logprobs, sampler_logprobs)
         return sampled_mask & (self.reduce(estimate, sampled_mask) <= self.bound)
 
     @staticmethod
     @abstractmethod
-    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        """k2 or k3 of each token."""
+    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """The estimate of each token, from its log-probs."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ class K2Bound(UpperBound, ABC):
     """k2 = (log rho)^2 / 2."""
 
     @staticmethod
-    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        return log_rho**2 / 2
+    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return (old - sampler) ** 2 / 2
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,27 @@ class K3Bound(UpperBound, ABC):
     """k3 = rho - 1 - log rho."""
 
     @staticmethod
-    def estimate(log_rho: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        return ratio(log_rho) - 1 - log_rho
+    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return ratio(old - sampler) - 1 - (old - sampler)
+
+
+@dataclass(frozen=True)
+class TvBound(UpperBound, ABC):
+    """Total variation of the sampled token's probability: |old - sampler|."""
+
+    @staticmethod
+    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return (old.exp() - sampler.exp()).abs()
+
+
+@dataclass(frozen=True)
+class BinaryKlBound(UpperBound, ABC):
+    """KL of the sampled token's (sampler, 1 - sampler) to (old, 1 - old), probabilities at least 1e-6 from 0 and 1."""
+
+    @staticmethod
+    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        q, p = (one.exp().clamp(1e-6, 1 - 1e-6) for one in (old, sampler))
+        return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
 @dataclass(frozen=True)
@@ -264,3 +284,56 @@ class SequenceMaxK3(K3Bound):
 
     formula: ClassVar[str] = "max_t(k3(prox, sampler)) <= {bound}"
     reduce = staticmethod(row_largest)
+
+
+@dataclass(frozen=True)
+class SequenceOutlier(RatioBounds):
+    """Keep responses without any token whose ratio is outside the bounds (SkyRL's outlier mask)."""
+
+    of_log_rho: ClassVar[str] = "{}"
+    reduce = staticmethod(each_token)
+
+    @property
+    def formula(self) -> str:
+        return f"{super().formula} for every t"
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Bool[Tensor, "N T"]:
+        within = super().__call__(old_logprobs, sampler_logprobs, sampled_mask)
+        return sampled_mask & ~(sampled_mask & ~within).any(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class TokenTv(TvBound):
+    """Keep tokens whose probability differs little (OpenRLHF's "tv" gate; ROLL's probability difference)."""
+
+    formula: ClassVar[str] = "|exp(prox) - exp(sampler)| <= {bound}"
+    reduce = staticmethod(each_token)
+
+
+@dataclass(frozen=True)
+class SequenceMeanTv(TvBound):
+    """Keep responses whose tokens' probabilities differ little on average (OpenRLHF's "tv" gate of sequences)."""
+
+    formula: ClassVar[str] = "mean_t(|exp(prox) - exp(sampler)|) <= {bound}"
+    reduce = staticmethod(whole_mean)
+
+
+@dataclass(frozen=True)
+class TokenBinaryKl(BinaryKlBound):
+    """Keep tokens whose binary KL is small (OpenRLHF's "binary_kl" gate)."""
+
+    formula: ClassVar[str] = "binary_kl(sampler, prox) <= {bound}"
+    reduce = staticmethod(each_token)
+
+
+@dataclass(frozen=True)
+class SequenceMeanBinaryKl(BinaryKlBound):
+    """Keep responses whose mean binary KL is small (FlashREINFORCE in OpenRLHF)."""
+
+    formula: ClassVar[str] = "mean_t(binary_kl(sampler, prox)) <= {bound}"
+    reduce = staticmethod(whole_mean)

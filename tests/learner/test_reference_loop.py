@@ -152,17 +152,34 @@ CASES = {
         f"{LAGGED} surrogate=kl_cov surrogate.share=0.05 rejection=sequence_max_k2 rejection.bound=0.12",
         "surrogate=ppo rejection=none",
     ),
-    "ipo": (f"{LAGGED} surrogate=ipo surrogate.eps=0.02 surrogate.kl_tau=0.05 old_policy=sampler", "surrogate=ppo"),
-    "ratio_mask": (f"{LAGGED} surrogate=ratio_mask surrogate.clip_high=0.1", "surrogate=ppo"),
+    "ipo": (
+        f"{LAGGED} surrogate=ipo surrogate.eps=0.02 surrogate.kl_tau=0.05 old_policy=sampler "
+        "rejection=sequence_outlier rejection.low=0.8 rejection.high=1.2",
+        "surrogate=ppo rejection=none",
+    ),
+    "ratio_mask": (
+        f"{LAGGED} surrogate=ratio_mask surrogate.clip_high=0.1 rejection=token_tv rejection.bound=0.03",
+        "surrogate=ppo rejection=none",
+    ),
     "sppo": (f"{LAGGED} surrogate=sppo surrogate.clip=0.1 old_policy=sampler", "surrogate=reinforce"),
     "rec_one_side": (f"{LAGGED} surrogate=rec_one_side surrogate.clip=0.1 old_policy=sampler", "surrogate=ppo"),
     "rec_ring": (
         f"{LAGGED} surrogate=rec_ring surrogate.clip=0.05 surrogate.far=0.1 old_policy=sampler",
         "surrogate=ppo",
     ),
-    "vespo": (f"{LAGGED} surrogate=vespo importance=sequence_product old_policy=sampler", "surrogate=reinforce"),
-    "dro": (f"{LAGGED} surrogate=dro old_policy=sampler", "surrogate=reinforce"),
-    "fipo": (f"{LAGGED} surrogate=fipo surrogate.half_life=4 surrogate.low=0.1 old_policy=sampler", "surrogate=ppo"),
+    "vespo": (
+        f"{LAGGED} surrogate=vespo importance=sequence_product rejection=sequence_mean_tv rejection.bound=0.01",
+        "surrogate=reinforce rejection=none",
+    ),
+    "dro": (
+        f"{LAGGED} surrogate=dro old_policy=sampler rejection=token_binary_kl rejection.bound=0.001",
+        "surrogate=reinforce rejection=none",
+    ),
+    "fipo": (
+        f"{LAGGED} surrogate=fipo surrogate.half_life=4 surrogate.low=0.1 old_policy=sampler "
+        "rejection=sequence_mean_binary_kl rejection.bound=0.0005",
+        "surrogate=ppo rejection=none",
+    ),
     "m2po": (f"{LAGGED} surrogate=m2po surrogate.bound=0.001 old_policy=sampler", "surrogate=ppo"),
     "undecided_tokens": (
         f"{LAGGED} entropy=high_entropy_tokens rejection=sequence_max_k3 rejection.bound=0.05",

@@ -21,15 +21,20 @@ from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.rejection import (
     SequenceMaxK2,
     SequenceMaxK3,
+    SequenceMeanBinaryKl,
     SequenceMeanK1,
     SequenceMeanK2,
     SequenceMeanK3,
+    SequenceMeanTv,
+    SequenceOutlier,
     SequenceSumK1,
     SequenceSumK2,
     SequenceSumK3,
+    TokenBinaryKl,
     TokenK1,
     TokenK2,
     TokenK3,
+    TokenTv,
 )
 from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
 from grpo_lab.tricks.scale import GroupMean as MaxRl
@@ -133,6 +138,11 @@ REJECTIONS = (
     SequenceMeanK3(False, 0.06),
     SequenceMaxK2(False, 0.2),
     SequenceMaxK3(False, 0.2),
+    SequenceOutlier(False, 0.6, 1.6, BoundForm.ratio),
+    TokenTv(False, 0.05),
+    SequenceMeanTv(False, 0.03),
+    TokenBinaryKl(False, 0.01),
+    SequenceMeanBinaryKl(False, 0.008),
 )
 CORRECTIONS = (
     NoCorrection(),

@@ -143,11 +143,26 @@ _REDUCED = {
 _REJECTED_BY = {"K2": lambda gap: gap**2 / 2, "K3": _k3}
 
 
-def stays(option: Any, gap: Tensor) -> Tensor:
-    """Which of the sampled tokens a rejection leaves."""
+def _bernoulli_kl(mu: Tensor, pi: Tensor) -> Tensor:
+    return torch.distributions.kl_divergence(torch.distributions.Bernoulli(mu), torch.distributions.Bernoulli(pi))
+
+
+_BY_PROBABILITIES = {"Tv": lambda mu, pi: (mu - pi).abs(), "BinaryKl": _bernoulli_kl}
+
+
+def stays(option: Any, gap: Tensor, sampler: Tensor) -> Tensor:
+    """Which of the sampled tokens a rejection leaves, by their log rho and the sampler's log-probs."""
     name = type(option).__name__
     if name == "NoRejection":
         return torch.ones_like(gap, dtype=torch.bool)
+    if name == "SequenceOutlier":
+        assert option.bounds.value == "ratio"
+        ratio = gap.exp()
+        return torch.full_like(gap, bool(ratio.min() >= option.low and ratio.max() <= option.high), dtype=torch.bool)
+    for end, estimated in _BY_PROBABILITIES.items():
+        if name.endswith(end):
+            values = estimated(sampler.exp(), (sampler + gap).exp())
+            return _REDUCED[name.removesuffix(end)](values) <= option.bound
     reduced, estimate = _REDUCED[name[:-2]], name[-2:]
     if estimate == "K1":
         assert option.bounds.value == "ratio", "verl's inverse bounds are tested in test_conventions.py"

@@ -137,7 +137,7 @@ class Reference:
             gap = (row.prox - row.sampler)[row.sampled]
             row.weight, row.stays = torch.ones_like(row.prox), row.sampled.clone()
             row.weight[row.sampled] = formula(formulas.CORRECTION, run.correction)(run.correction, gap)
-            row.stays[row.sampled] = formulas.stays(run.rejection, gap)
+            row.stays[row.sampled] = formulas.stays(run.rejection, gap, row.sampler[row.sampled])
             if not row.stays.any():
                 row.trained = False
                 row.counted &= run.rejection.rejected_in_statistics

@@ -1,4 +1,4 @@
-"""Numbers worked out by hand for the surrogates made for stale data."""
+"""Numbers worked out by hand for the surrogates made for stale data, and for masks on probabilities."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import math
 import pytest
 import torch
 from helpers import F64, assert_close
-from test_golden import EXACT, surrogate_of
+from test_golden import EXACT, LEARNER_LOGS, SAMPLED, SAMPLER_LOGS, surrogate_of
 
-from grpo_lab.tricks.convention import Scope
+from grpo_lab.tricks.convention import BoundForm, Scope
+from grpo_lab.tricks.rejection import (
+    SequenceMeanBinaryKl,
+    SequenceMeanTv,
+    SequenceOutlier,
+    TokenBinaryKl,
+    TokenTv,
+)
 from grpo_lab.tricks.surrogate import StepTokens
 from grpo_lab.tricks.surrogate_off_policy import (
     Dro,
@@ -155,3 +162,33 @@ def test_m2po_drops_the_largest_until_the_mean_of_the_rest_is_small(bound: float
     result, slopes = surrogate_of(m2po, log_ratio.tolist(), 2.0, marked=marked)
     assert_close(slopes, [0 if gone else -2 * math.exp(own) for gone, own in zip(marked, log_ratio)], EXACT, "-r * A")
     assert result.affected.tolist() == [marked]
+
+
+@pytest.mark.parametrize(
+    ("rejection", "kept"),
+    [
+        # ratios 1.2, 3, .5; for verl's sign the bounds are on .83, .33, 2
+        (SequenceOutlier(False, 0.4, 3.1, BoundForm.ratio), [1, 1, 1]),
+        (SequenceOutlier(False, 0.6, 3.1, BoundForm.ratio), [0, 0, 0]),
+        (SequenceOutlier(False, 0.4, 2.9, BoundForm.ratio), [0, 0, 0]),
+        (SequenceOutlier(False, 0.3, 2.1, BoundForm.inverse), [1, 1, 1]),
+        (SequenceOutlier(False, 0.4, 2.1, BoundForm.inverse), [0, 0, 0]),
+        # the sampler's probability is e^-3 = .0497871: differences .0099574, .0995741, .0248935, mean .0448083
+        (TokenTv(False, 0.0996), [1, 1, 1]),
+        (TokenTv(False, 0.0995), [1, 0, 1]),
+        (TokenTv(False, 0.0248), [1, 0, 0]),
+        (SequenceMeanTv(False, 0.0449), [1, 1, 1]),
+        (SequenceMeanTv(False, 0.0448), [0, 0, 0]),
+        # .0497871 ln(1/ratio) + .9502129 ln(.9502129 / (1 - .0497871 ratio)): .00093, .05049, .00994, mean .02045
+        (TokenBinaryKl(False, 0.0506), [1, 1, 1]),
+        (TokenBinaryKl(False, 0.0504), [1, 0, 1]),
+        (TokenBinaryKl(False, 0.0099), [1, 0, 0]),
+        (SequenceMeanBinaryKl(False, 0.0205), [1, 1, 1]),
+        (SequenceMeanBinaryKl(False, 0.0204), [0, 0, 0]),
+    ],
+    ids=repr,
+)
+def test_tokens_that_stay_by_outliers_and_by_probabilities(rejection, kept: list[int]) -> None:
+    stays = rejection(LEARNER_LOGS, SAMPLER_LOGS, SAMPLED)
+    assert stays[0].tolist() == [bool(bit) for bit in kept] + [False], "never a token that was not sampled"
+    assert stays[1].tolist() == [True, True, True, False], "ratios of 1"
