@@ -138,11 +138,11 @@ REJECTIONS = (
     SequenceMeanK3(False, 0.06),
     SequenceMaxK2(False, 0.2),
     SequenceMaxK3(False, 0.2),
-    SequenceOutlier(False, 0.6, 1.6, BoundForm.ratio),
-    TokenTv(False, 0.05),
-    SequenceMeanTv(False, 0.03),
-    TokenBinaryKl(False, 0.01),
-    SequenceMeanBinaryKl(False, 0.008),
+    SequenceOutlier(False, 0.5, 1.9, BoundForm.ratio),
+    TokenTv(False, 0.15),
+    SequenceMeanTv(False, 0.15),
+    TokenBinaryKl(False, 0.05),
+    SequenceMeanBinaryKl(False, 0.08),
 )
 CORRECTIONS = (
     NoCorrection(),

@@ -189,7 +189,7 @@ def _named(data: SweepData, level: str, arm: str) -> dict[str, Any]:
 
 
 def bounded(most: int, points: int, lines: int) -> int:
-    """The number of points of each of so many lines: at most `most`, and fewer where all would be over `points`."""
+    """The number of points of each of `lines` lines: at most `most`, and fewer where all would be over `points`."""
     return min(most, max(FEWEST_POINTS, points // max(lines, 1)))
 
 
@@ -245,7 +245,7 @@ def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points:
 
 
 def _thinned(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points: int) -> dict[str, Any]:
-    """At most so many steps at equal distances, and there the running mean from one of them to the next."""
+    """At most `most` steps at equal distances, and there the running mean from one of them to the next."""
     steps = np.arange(len(run), dtype=float)
     rows = np.linspace(0, max(len(run) - 1, 0), min(points, len(run)))
     width = len(run) / max(len(rows), 1)
