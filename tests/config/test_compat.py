@@ -432,6 +432,9 @@ def objects() -> dict[str, dict[str, Any]]:
             "sequence_mean_k1": {"low": 0.75, "high": 1.3},
             "sequence_mean_k2": {"bound": 0.04},
             "sequence_mean_k3": {"bound": 0.04},
+            "sequence_outlier": {"low": 0.6, "high": 1.6},
+            "sequence_mean_tv": {"bound": 0.1},
+            "sequence_mean_binary_kl": {"bound": 0.04},
         },
         "reward_shaping": {
             "soft_overlong": {"max_tokens": 6, "cache_tokens": 4},

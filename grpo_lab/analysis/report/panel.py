@@ -245,7 +245,7 @@ def _run(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points:
 
 
 def _thinned(run: pd.DataFrame, axes: Sequence[str], metrics: Sequence[str], points: int) -> dict[str, Any]:
-    """At most `most` steps at equal distances, and there the running mean from one of them to the next."""
+    """At most `points` steps at equal distances, and there the running mean from one of them to the next."""
     steps = np.arange(len(run), dtype=float)
     rows = np.linspace(0, max(len(run) - 1, 0), min(points, len(run)))
     width = len(run) / max(len(rows), 1)
