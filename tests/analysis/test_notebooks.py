@@ -153,7 +153,7 @@ def test_reward_and_evaluation_part_where_that_was_planted(printed: Callable[...
     part = said.split("onset after peak")[1]
     assert "not detected" in line(part.split("Figure")[0], "+null ")
     assert re.search(r"found in \d of 4 with a seed left out +\d", line(part.split("Figure")[0], "+games "))
-    late = line(said.split("transfer slope late")[1].split("Figure")[0], "+games ")
+    late = line(said.split("transfer slope late")[1].split("waterfall")[0], "+games ")
     assert re.findall(BRACKETS, late)[2][2].startswith("-")  # even the upper end: reward that costs accuracy
     shift = said.split("waterfall shift")[1].split("Figure")[0]
     assert float(re.findall(BRACKETS, line(shift, "+games "))[3][1]) > 20  # where it was planted
@@ -236,7 +236,7 @@ def test_when_reward_misled_over_all_saved_sweeps(printed: Callable[..., str]) -
     assert "another training grader" in line(said, "negative_controls: inverted", "reward up, downstream down")
     for group in ("controls", "other arms"):
         assert re.search(
-            r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ base models", line(said, group, " base models  ")
+            r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ bases", line(said, group, " bases")
         )
     assert interval(line(said, "KL from the start rises"))[1] > 0.5 > interval(line(said, "entropy falls"))[2]
     assert "gain not surely above 0" in line(said, "kept_cache rate_4e-4", "controls")
@@ -388,9 +388,10 @@ def test_jupyter_executes_a_notebook(
     monkeypatch.setenv("EXP", "synthetic")
     monkeypatch.setenv("RUNS", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", python_path(ROOT / "analysis"))
-    notebook = jupytext.read(ROOT / "analysis" / "scaling.py", fmt="py:percent")
+    notebook = jupytext.read(ROOT / "analysis" / "sweep_overview.py", fmt="py:percent")
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     said = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
-    assert line(said, "A of +helps") == line(printed("scaling"), "A of +helps")
+    effect = "supported: +helps is above base on downstream accuracy"
+    assert line(said, effect) == line(printed("sweep_overview"), effect)
     assert [output for output in outputs if "image/png" in output.get("data", {})]
