@@ -1,10 +1,10 @@
 """Rejection: which responses or tokens leave for a large sampler-learner mismatch.
 
 Below, rho = old / sampler per token: the learner before the updates over the sampler. Three estimates of their
-divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. Two more compare the probabilities of the
-sampled token alone: tv = |old - sampler|, and the KL of (sampler, 1 - sampler) to (old, 1 - old). An option's name says
-how an estimate is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1 the
-bounds are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
+divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. Two more read only the probability of
+the sampled token: tv = |old - sampler|, and the KL of (sampler, 1 - sampler) to (old, 1 - old). An option's name says
+how an estimate is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1
+the bounds are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
 """
 
 from __future__ import annotations

@@ -24,13 +24,14 @@ def _weighted(tokens: SurrogateInputs, weight: Tensor, affected: Tensor) -> Surr
 
 @dataclass(frozen=True)
 class Ipo(Surrogate):
-    """A trust region on probabilities that ignores the advantage's sign (INTELLECT-3 and prime-rl's IPO).
+    """A trust region on probabilities that ignores the advantage's sign (prime-rl's IPO).
 
     loss = -keep * ratio * A + kl_tau * (log ratio)^2,  keep = |pi - old| <= eps
 
-    Differs from Dppo: a token leaves whichever way its advantage pushes, its ratio carries gradient and has no cap, and
-    the penalty acts on every token, masked ones too. The old policy is the sampler: old_policy=sampler. prime-rl's
-    defaults changed from eps 0.1 with kl_tau 0.001 to eps 0.3 without a penalty.
+    Differs from Dppo (arXiv:2602.04879): a token leaves whichever way its advantage pushes, its ratio carries gradient
+    and has no cap, and Kimi K2.5's penalty (arXiv:2602.02276) acts on every token, masked ones too. The old policy is
+    the sampler: old_policy=sampler. prime-rl's defaults changed from eps 0.1 with kl_tau 0.001 to eps 0.3 without a
+    penalty.
     """
 
     eps: float  # probability
@@ -115,7 +116,7 @@ class TokenWeight(Enum):
 
     @property
     def factor(self) -> str:
-        """What it writes before the advantage in a formula."""
+        """The factor before the advantage in a formula."""
         return "sg(r) * " if self is TokenWeight.ratio else ""
 
 
@@ -125,8 +126,8 @@ class RecOneSide(Surrogate):
 
     loss = -sg(w) * A * logprob * keep,  keep = ratio <= 1 + clip where A >= 0, ratio >= 1 - clip where A <= 0
 
-    `weight: ratio` has Ppo's gradient. With weight 1 the importance weight is left out, so the band alone decides what
-    off-policy data do.
+    `weight: ratio` has Ppo's gradient. With weight 1 there is no importance weight, and only the band limits off-policy
+    tokens.
     """
 
     clip: float

@@ -235,9 +235,7 @@ def test_when_reward_misled_over_all_saved_sweeps(printed: Callable[..., str]) -
     assert "reward down, downstream up" in line(said, "batching: one_update")  # comparable, one update a batch
     assert "another training grader" in line(said, "negative_controls: inverted", "reward up, downstream down")
     for group in ("controls", "other arms"):
-        assert re.search(
-            r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ bases", line(said, group, " bases")
-        )
+        assert re.search(r"\d+ of \d+ \[[\d.]+%, [\d.]+%\], on \d+ of \d+ bases", line(said, group, " bases"))
     assert interval(line(said, "KL from the start rises"))[1] > 0.5 > interval(line(said, "entropy falls"))[2]
     assert "gain not surely above 0" in line(said, "kept_cache rate_4e-4", "controls")
     assert re.search(r"Share of the budget after the best checkpoint, over base models: 0\.\d+ \[", said)

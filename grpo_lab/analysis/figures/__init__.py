@@ -1,1 +1,1 @@
-"""One module per figure, found by `registry`; `style.FigureKind` says what a figure must have."""
+"""One module per figure, found by `registry`; `style.FigureKind` is its declaration."""

@@ -1,4 +1,4 @@
-"""What a kind of figure is, how figures look, and how they are written: a picture, its numbers, their sources.
+"""Figures: their declaration, their look, and their files: a picture, its numbers and their sources.
 
 Matplotlib's constrained layout makes room for headings, legends and labels. A figure carries at most two lines of
 explanation; everything else that a reader must know is its caption, which stands in its JSON file and on the page.
@@ -109,7 +109,7 @@ class FigureKind:
     order: int = 100
 
     def name(self, sweep: str) -> str:
-        """What the figure of this sweep is called."""
+        """The figure's name in this sweep."""
         return f"{sweep}_{self.suffix}" if self.suffix else sweep
 
 
