@@ -45,10 +45,11 @@ ONE_BLOCK = Microbatching(10**6, 10**6, packs=True)
 ADAMW = Adamw(1.0, 1e-4, 0.9, 0.95, 1e-8, 0.0, 0, Decay.constant, 0.25, 0.1)
 
 
-def like_smollm2(layers: int = LAYERS) -> PreTrainedModel:
+def like_smollm2(layers: int = LAYERS, **sizes: int) -> PreTrainedModel:
     config = LlamaConfig(
-        vocab_size=64, hidden_size=72, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        **{"hidden_size": 72, "intermediate_size": 96} | sizes, vocab_size=64, num_hidden_layers=layers,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
+        pad_token_id=0,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -135,6 +136,27 @@ def test_kernels_of_the_layers_in_single_precision(varlen: bool, kernels: int) -
         model.base_model(**row.inputs()).last_hidden_state.sum().backward()
     assert 0.9 * kernels <= seen.kernels <= kernels
     assert (seen.names["index_add"] == 0) == varlen, "which sorts, where results have to repeat"
+
+
+def bytes_of_the_layers(layers: int, width: int, varlen: bool) -> int:
+    """What a forward and a backward pass of eager layers in bfloat16 and SmolLM2's sizes read and write."""
+    model = like_smollm2(layers, hidden_size=576, intermediate_size=1536).to("meta", torch.bfloat16)
+    rollouts = make_rollouts([width] * 8, 4, prompts=[(1, 2, 3), (4, 5, 6, 7)])
+    prompts = [rollouts.prompt_of_row(row) for row in range(8)]
+    row = on_device(packing.pack(prompts, rollouts.tokens, rollouts.sampled_mask, ONE_BLOCK, varlen), META)
+    with Operations() as seen:
+        row.states(model.base_model).sum().backward()
+    return seen.bytes
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("varlen", "kilobytes"), [(True, 341), (False, 643)])
+def test_bytes_of_a_token_in_a_layer(varlen: bool, kilobytes: int) -> None:
+    """The second layer's, of 128 further tokens in each of eight rows: weights and the other layer cancel."""
+    short, long = (
+        bytes_of_the_layers(2, width, varlen) - bytes_of_the_layers(1, width, varlen) for width in (128, 256)
+    )
+    assert 0.95 * kilobytes <= (long - short) / (8 * 128) / 1e3 <= kilobytes
 
 
 def test_every_way_to_read_a_number_is_seen() -> None:
