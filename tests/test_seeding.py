@@ -10,7 +10,7 @@ from helpers import make_rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_lab.learner.update import mark_noise
+from grpo_lab.learner.update import step_noise
 from grpo_lab.seeding import stream_id, token_uniforms
 from grpo_lab.types import NoiseKey
 
@@ -51,11 +51,12 @@ def test_marks_have_noise_of_their_own_for_each_response_and_each_pass(make_run)
     """Three passes of two minibatches: updates 0 and 1 read one set of numbers, 2 and 3 and 4 and 5 others."""
     run = make_run("surrogate=clip_cov", "updates.minibatches=2", "updates.passes=3")
     rollouts = make_rollouts([5] * 6, 3)
-    noise = [mark_noise(run.surrogate, run.updates, rollouts, run.seed, 0, number) for number in range(6)]
+    drawn = [step_noise(run.loss_tricks, run.updates, rollouts, run.seed, 0, number) for number in range(6)]
+    noise = [one["mark"] for one in drawn]
     same = [[torch.equal(one, other) for other in noise] for one in noise]
     assert same == [[first // 2 == second // 2 for second in range(6)] for first in range(6)]
     assert torch.stack(noise[::2]).unique().numel() == 3 * 6 * 5, "no two responses share a number"
-    assert mark_noise(make_run("surrogate=ppo").surrogate, run.updates, rollouts, 0, 0, 0) is None
+    assert step_noise(make_run("surrogate=ppo").loss_tricks, run.updates, rollouts, 0, 0, 0) == {}
 
 
 def test_neighbouring_keys_do_not_share_noise_at_other_positions() -> None:

@@ -16,7 +16,7 @@ from grpo_lab.config.run_config import AXES, ROOMS, slot_types
 from grpo_lab.config.user_files import user_folders
 
 # Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.
-_SHOWN = ("question_filter", "pass_rate", *AXES, "critic", "teacher")
+_SHOWN = ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin")
 
 # An arXiv id and the one or two words before it that name the method; the first starts with a capital or a digit.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")

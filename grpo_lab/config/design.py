@@ -26,6 +26,7 @@ from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_asked, is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
+from grpo_lab.tricks.selects import Selects
 
 FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were declared
 
@@ -33,6 +34,7 @@ FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were 
 RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
 ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
 RANK, SHARE = "rank/", "sharpening_share"
+TWIN = "_twin"  # the end of the name of an arm's random twin
 _AXES = ", ".join(metric.name.removeprefix("budget/") for metric in REGISTRY if metric.name.startswith("budget/"))
 
 
@@ -177,10 +179,11 @@ class Design:
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
     over steps must be from its control's; an arm that is nearer fails its manipulation check. `collapsed` sets the
     final value of runs whose loss was not finite. `margin` is the largest difference on the primary metric that does
-    not matter, in its unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns`
-    replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims` says what sources
-    expect of predictions. `superseded` names an experiment that asked the same again. These four decide nothing, so the
-    fingerprint leaves them out.
+    not matter, in its unit. Each arm in `twin` also runs with its selection drawn at random, as an arm of its own in
+    `twins`, and each of its predictions against the control is also judged against that arm. With `tuning` every arm
+    first chooses numbers of its own, on other seeds. `columns` replaces the usual metrics of its table, `changes` lists
+    arms whose meaning changed, and `claims` says what sources expect of predictions. `superseded` names an experiment
+    that asked the same again. These four decide nothing, so the fingerprint leaves them out.
     """
 
     name: Annotated[str, Key("its name, that of its folder and of its sweep", "text")]
@@ -242,6 +245,15 @@ class Design:
     collapsed: Annotated[
         Collapsed, Key("the final value of a run whose loss was not finite: zero, or the last it had")
     ] = Collapsed.zero
+    twin: Annotated[
+        tuple[str, ...],
+        Key(
+            "the arms that also run with their selection drawn at random (twin=random), as NAME_twin; each prediction "
+            "against the control is also judged against the twin",
+            "true, for every arm that changes an axis that selects, or a list of arms",
+            "none",
+        ),
+    ] = ()
     tuning: Annotated[
         Tuning | None, Key("numbers that every arm chooses for itself first", "entries, below", "none")
     ] = None
@@ -260,6 +272,11 @@ class Design:
     exploratory: Annotated[
         bool, Key("of an ablation from the shell, such as `add=[...]`: nothing is declared, so nothing is judged")
     ] = False
+
+    @property
+    def twins(self) -> dict[str, str]:
+        """Each arm that has a random twin -> the twin's name."""
+        return {arm: arm + TWIN for arm in self.twin}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -288,6 +305,7 @@ class Design:
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
         unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": (), "exploratory": False}
+        unused |= {"twin": ()}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -311,6 +329,8 @@ class Design:
 
         If every arm sets a key, the control's value of that key is not a trick.
         """
+        if arm in self.twins.values():
+            return self.contents(arm.removesuffix(TWIN)) | {TWIN}
         if self.kind is not Kind.arms:
             return _combinations(self.kind, tuple(self.tricks), self.control if self.exploratory else "")[arm]
         every = set.intersection(*({word.partition("=")[0] for word in words} for words in self.arms.values()))
@@ -358,7 +378,15 @@ def read_design(node: Any) -> Design:
     levels = _override_lists("levels", node.get("levels") or {"": []})
     if ("factor" in node) != ("levels" in node):
         raise ValueError("design.factor names what design.levels vary: give both or neither")
-    parts = {name: _part(name, part) for name, part in (node.get("parts") or {}).items()}
+    twin = _twinned(node.get("twin"), arms, str(node["control"]))
+    arms |= {arm + TWIN: (*arms[arm], "twin=random", f"twin.of=[{','.join(_selecting(arms[arm]))}]") for arm in twin}
+    predictions = tuple(_prediction(entry) for entry in node.get("predictions") or ())
+    predictions += tuple(
+        replace(one, reference=one.arm + TWIN)
+        for one in predictions
+        if one.arm in twin and not one.against and not one.reference
+    )
+    parts = {name: _with_twins(_part(name, part), twin) for name, part in (node.get("parts") or {}).items()}
     bases = _bases(node.get("bases"))
     base = _override_lists("base", {"": node.get("base") or []})[""]
     seeds = _nested(node["seeds"], bases) if bases else _seeds("seeds", node["seeds"])
@@ -379,7 +407,7 @@ def read_design(node: Any) -> Design:
         factor=str(node.get("factor", "")),
         levels=levels,
         seeds=seeds,
-        predictions=tuple(_prediction(entry) for entry in node.get("predictions") or ()),
+        predictions=predictions,
         parts=parts,
         part=node.get("part"),
         columns=tuple(metric_name(str(name)) for name in node.get("columns") or ()),
@@ -391,6 +419,7 @@ def read_design(node: Any) -> Design:
         bases=bases,
         requires=_requires(node.get("requires") or {}),
         margin=_margin(node.get("margin")),
+        twin=twin,
         tuning=tuning,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
         superseded=str(node.get("superseded", "")),
@@ -399,6 +428,47 @@ def read_design(node: Any) -> Design:
     )
     _check_names(design)
     return design
+
+
+def _selecting(words: Sequence[str]) -> list[str]:
+    """The axes that select and that an arm's overrides set, in the order in which they act."""
+    keys = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in words}
+    return [axis.value for axis in Selects if axis.value in keys]
+
+
+def _twinned(value: Any, arms: Mapping[str, tuple[str, ...]], control: str) -> tuple[str, ...]:
+    """The arms that `design.twin` gives a random twin."""
+    if value is None or value is False:
+        return ()
+    axes = ", ".join(axis.value for axis in Selects)
+    if value is True:
+        found = tuple(arm for arm, words in arms.items() if arm != control and _selecting(words))
+        if not found:
+            raise ValueError(
+                f"design.twin: no arm sets an axis that selects ({axes}); name the arms in a list, or remove it"
+            )
+    elif isinstance(value, list | tuple) and all(isinstance(arm, str) for arm in value):
+        found = tuple(value)
+    else:
+        raise ValueError(f"design.twin is true or a list of arms, got {value!r}")
+    for arm in found:
+        if arm not in arms or arm == control:
+            raise ValueError(
+                f"design.twin: {arm!r} is no arm beside the control; choose from "
+                f"{', '.join(name for name in arms if name != control)}"
+            )
+        if not _selecting(arms[arm]) and not any(word.startswith("recipe=") for word in arms[arm]):
+            raise ValueError(f"design.twin: {arm} sets no axis that selects ({axes}), so it has no random twin")
+        if arm + TWIN in arms:
+            raise ValueError(f"design.arms: {arm + TWIN} is the name of the random twin of {arm}: rename it")
+    return found
+
+
+def _with_twins(part: Part, twin: Sequence[str]) -> Part:
+    """A part that runs an arm runs its random twin too."""
+    return replace(
+        part, arms=(*part.arms, *(arm + TWIN for arm in twin if arm in part.arms and arm + TWIN not in part.arms))
+    )
 
 
 def _names(choices: type[Enum]) -> str:

@@ -100,6 +100,7 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         *([("ends", run.truncation.written())] if run.truncation.intervenes else []),
         ("counts", f"over one optimiser step: {run.denominator.written()}"),
         ("steps", _steps(run.updates, run.problems_per_step, run.group_size)),
+        *([] if run.twin.is_no_op else [("twin", run.twin.written())]),
     ]
     return lines
 
@@ -181,7 +182,7 @@ def _written(slot: str, option: str) -> dict[str, Any]:
 def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
     """Fields of the axes, the critic and the convention whose value differs from the chosen option's file."""
     found = []
-    for slot in ("question_filter", "pass_rate", *AXES, "critic", "teacher", "convention"):
+    for slot in ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin", "convention"):
         written = _written(slot, choices.get(slot, plain_options()[slot]))
         held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
         assert isinstance(held, dict), "what stands on an axis has fields"
@@ -225,6 +226,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
         *AXES,
         *(["critic"] if run.baseline.needs_critic else []),
         "teacher",
+        "twin",
         "optimizer",
     )
     chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]

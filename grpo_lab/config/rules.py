@@ -17,6 +17,7 @@ from grpo_lab.tricks.group_filter import GroupFilter
 from grpo_lab.tricks.importance import Importance
 from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.reward_shaping import RewardShaping
+from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.truncation import Truncation
 
@@ -74,7 +75,63 @@ def _one_ratio_for_a_response(surrogate: Surrogate, importance: Importance) -> b
     return surrogate.uses_ratio and (surrogate.sequence_level or importance.sequence_level)
 
 
+_SELECTS: Mapping[Selects, Callable[[RunConfig], bool]] = {
+    Selects.question_filter: lambda run: not run.question_filter.is_no_op,
+    Selects.pass_rate: lambda run: not run.pass_rate.is_no_op,
+    Selects.truncation: lambda run: run.truncation.removes_rows,
+    Selects.group_filter: lambda run: run.group_filter.removes_rows,
+    Selects.correction: lambda run: not run.correction.is_no_op,
+    Selects.rejection: lambda run: not run.rejection.is_no_op,
+    Selects.entropy: lambda run: run.entropy.selects_tokens,
+    Selects.surrogate: lambda run: not run.surrogate.is_no_op and not run.surrogate.pulls_without_advantage,
+}
+
+
+def _without_selection(run: RunConfig) -> bool:
+    """True if the twin is of an axis that selects nothing, or of all and none selects."""
+    of = getattr(run.twin, "of", [])
+    selects = [_SELECTS[axis](run) for axis in of or Selects]
+    return not run.twin.is_no_op and not (all(selects) if of else any(selects))
+
+
+def _has_twin(run: RunConfig, axis: Selects) -> bool:
+    return run.twin.of_axis(axis) and _SELECTS[axis](run)
+
+
 ERRORS: tuple[Rule, ...] = (
+    Rule(
+        "twin_selects_nothing",
+        ("twin",),
+        _without_selection,
+        "the twin is of options that mask, clip, reject or drop nothing",
+        "name in twin.of an axis whose option does (grpo_lab/tricks/twin.py lists them), or set twin=none",
+    ),
+    Rule(
+        "twin_of_a_race",
+        ("twin", "group_filter", "schedule"),
+        lambda run: (
+            _has_twin(run, Selects.group_filter)
+            and run.group_filter.refills
+            and (run.group_filter.races or run.schedule.streams)
+        ),
+        "groups are judged one by one as they end, so there is no round from which as many could be drawn",
+        "set group_filter=resample, active or drop with a schedule of whole batches, or leave group_filter out of "
+        "twin.of",
+    ),
+    Rule(
+        "twin_of_a_penalty",
+        ("twin", "surrogate"),
+        lambda run: run.twin.of_axis(Selects.surrogate) and run.surrogate.pulls_without_advantage,
+        "this surrogate adds a penalty on the drift, which a draw of tokens cannot replace",
+        "choose a surrogate that masks, clips or weights (ppo, dppo, cispo, m2po), or name other axes in twin.of",
+    ),
+    Rule(
+        "twin_of_mixed_rows",
+        ("twin", "importance", "baseline"),
+        lambda run: _has_twin(run, Selects.surrogate) and not run.importance.per_token and run.baseline.per_token,
+        "a response has one ratio and its tokens have advantages of both signs, so neither rows nor tokens are clipped",
+        "set importance=token, or a baseline with one advantage per response",
+    ),
     Rule(
         "baseline_needs_a_group",
         ("baseline", "group_size"),

@@ -68,6 +68,7 @@ from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.twin import Twin
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 
@@ -78,7 +79,7 @@ AXES = (
 )  # fmt: skip
 ROOMS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
-    "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
+    "twin", "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
 
 Part = TypeVar("Part")
@@ -141,6 +142,7 @@ class RunConfig:
     optimizer: Optimizer
     critic: Critic
     teacher: Teacher
+    twin: Twin
     evaluation: Evaluation
     verifier: Grader
     budget: Budget

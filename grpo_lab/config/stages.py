@@ -27,6 +27,7 @@ from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.twin import Twin
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching, SamplingParams
 
@@ -38,7 +39,9 @@ class QuestionSettings:
     task: Task
     question_filter: QuestionFilter
     evaluation: Evaluation
+    twin: Twin
     problems_per_step: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,12 @@ class QueueSettings:
 
     schedule: Schedule
     group_filter: GroupFilter
+    twin: Twin
     budget: Budget
     cost_model: CostModel
     passes: TrainingPasses
     problems_per_step: int
+    seed: int
     max_rows: int
     overlaps: bool
 
@@ -118,6 +123,8 @@ class LogprobTricks:
     rejection: Rejection
     kl: Kl
     entropy: Entropy
+    twin: Twin
+    seed: int
     needs_logprobs: bool
 
 
@@ -130,6 +137,7 @@ class LossTricks:
     kl: Kl
     entropy: Entropy
     aggregation: Aggregation
+    twin: Twin
 
 
 @dataclass(frozen=True)

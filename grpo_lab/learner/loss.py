@@ -31,7 +31,11 @@ def policy_loss(
     mask, current = batch.loss_mask, logprobs.detach()
     old = current if batch.old_logprobs is None else batch.old_logprobs
     log_ratio = tricks.importance(logprobs, old, mask)
-    surrogate = tricks.surrogate(SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked))
+    inputs = SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked)
+    if batch.twin_factors is None:
+        surrogate = tricks.surrogate(inputs)
+    else:
+        surrogate = tricks.surrogate.with_factors(inputs, batch.twin_factors)
     token_loss, weights = surrogate.token_loss, torch.ones_like(current)
     if batch.correction_weights is not None:
         weights = batch.correction_weights
@@ -90,18 +94,16 @@ def mark_tokens(
         return list(batches)
     if scope is Scope.microbatch and len(batches) > 1:
         return [mark_tokens(tricks, [batch], [values], noise)[0] for batch, values in zip(batches, logprobs)]
-    parts, addresses = [], []
+    parts = []
     for batch, values in zip(batches, logprobs):
-        mask = batch.loss_mask
-        old = values if batch.old_logprobs is None else batch.old_logprobs
-        log_ratio = tricks.importance(values, old, mask)
-        parts.append(torch.stack([part[mask] for part in (values, log_ratio, batch.advantages.to(values.dtype))]))
-        rows, columns = mask.nonzero(as_tuple=True)
-        addresses.append(torch.stack([batch.rows.to(rows.device)[rows], columns]))
-    address = torch.cat(addresses, dim=1)
-    order = torch.argsort(address[0] * noise.shape[1] + address[1])
+        log_ratio = _log_ratio(tricks, batch, values)
+        parts.append(
+            torch.stack([part[batch.loss_mask] for part in (values, log_ratio, batch.advantages.to(values.dtype))])
+        )
+    address = _addresses(batches, noise.shape[1])
+    order = torch.argsort(address)
     values, log_ratio, advantages = torch.cat(parts, dim=1)[:, order]
-    drawn = noise.to(address.device)[address[0, order], address[1, order]]
+    drawn = noise.to(address.device).flatten()[address[order]]
     chosen = torch.empty_like(order, dtype=torch.bool)
     chosen[order] = tricks.surrogate.mark(StepTokens(values, log_ratio, advantages, drawn.to(values.dtype)))
     marked = []
@@ -110,3 +112,59 @@ def mark_tokens(
         marks[batch.loss_mask] = part
         marked.append(replace(batch, marked=marks))
     return marked
+
+
+@torch.no_grad()
+def draw_twin(
+    tricks: LossTricks,
+    batches: Sequence[Batch],
+    logprobs: Sequence[Tensor],
+    noise: Float[Tensor, "N T"],
+) -> list[Batch]:
+    """The microbatches of one optimiser step, with `twin_factors` set to the surrogate's factors, dealt out again.
+
+    A factor is the weight of a token divided by its weight without the trust region. The tokens in the loss with an
+    advantage exchange theirs; where a response has one ratio, whole rows do. `logprobs` and `noise` are as in
+    `mark_tokens`; microbatching decides nothing.
+    """
+    if not batches:
+        return []
+    factors, eligible = [], []
+    for batch, values in zip(batches, logprobs):
+        inputs = SurrogateInputs(
+            values, _log_ratio(tricks, batch, values), batch.advantages, batch.loss_mask, batch.marked
+        )
+        opened = tricks.surrogate.open_weight(inputs)
+        factors.append(torch.where(opened > 0, tricks.surrogate(inputs).weight / opened, 1.0))
+        eligible.append(batch.loss_mask & (batch.advantages != 0))
+    by_row = not tricks.importance.per_token
+    units = [mask & (mask.cumsum(dim=1) == 1) if by_row else mask for mask in eligible]  # a row is its first token
+    address = _addresses([replace(batch, loss_mask=unit) for batch, unit in zip(batches, units)], noise.shape[1])
+    order = torch.argsort(address)
+    values = torch.cat([part[unit] for part, unit in zip(factors, units)])
+    drawn = noise.to(address.device).flatten()[address[order]]
+    dealt = torch.empty_like(values)
+    dealt[order] = values[order][drawn.argsort(stable=True)]
+    drawn_batches = []
+    for batch, unit, mask, part in zip(batches, units, eligible, dealt.split([int(unit.sum()) for unit in units])):
+        given = torch.ones_like(batch.advantages, dtype=values.dtype)
+        given[unit] = part
+        if by_row:
+            rows = torch.where(unit, given, 0.0).sum(dim=1, keepdim=True)
+            given = torch.where(mask, rows, 1.0)
+        drawn_batches.append(replace(batch, twin_factors=given))
+    return drawn_batches
+
+
+def _log_ratio(tricks: LossTricks, batch: Batch, logprobs: Tensor) -> Tensor:
+    old = logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return tricks.importance(logprobs, old, batch.loss_mask)
+
+
+def _addresses(batches: Sequence[Batch], width: int) -> Tensor:
+    """Row * width + column, in the rollouts, of each token in the loss of the microbatches, in their order."""
+    found = []
+    for batch in batches:
+        rows, columns = batch.loss_mask.nonzero(as_tuple=True)
+        found.append(batch.rows.to(rows.device)[rows] * width + columns)
+    return torch.cat(found)

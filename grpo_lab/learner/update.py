@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.distributed.device import on_cpu, on_device
-from grpo_lab.learner.loss import mark_tokens, policy_loss
+from grpo_lab.learner.loss import draw_twin, mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
@@ -22,7 +23,7 @@ from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.baseline import Baseline, Credit, Estimator, rewards_by_token
 from grpo_lab.tricks.scale import Scale
-from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
@@ -170,6 +171,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
     logprobs = entropy = reference = taught = weights = values = None
     accepted, rejected, metrics = sampled, filtered, {}
+    noise = partial(rollout_uniforms, rollouts, tricks.seed, step=state.account.steps)
     if tricks.needs_logprobs:
         logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
     old = tricks.old_policy(logprobs, sampler)
@@ -181,14 +183,16 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     if logprobs is not None:
-        weights = tricks.correction(logprobs, sampler, sampled)
-        accepted = tricks.rejection(logprobs, sampler, sampled)
+        weights = correction_weights(tricks, rollouts, logprobs, noise)
+        accepted = accepted_tokens(tricks, rollouts, logprobs, filtered.in_loss.flatten(), noise)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
     kl_penalties = tricks.kl.token_penalties(old, reference, sampled)
     graded = tricks.kl.shape(rejected, kl_penalties)
     in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns
-    chosen = in_loss if entropy is None else in_loss & tricks.entropy.keeps(entropy, sampled)
+    chosen = in_loss
+    if entropy is not None:
+        chosen = in_loss & tricks.twin.redraw(Selects.entropy, tricks.entropy.keeps(entropy, sampled), in_loss, noise)
     if state.critic is not None:
         values = state.critic.values(rollouts, state.account)
     metrics |= token_fractions(sampled, weights, accepted, in_loss, chosen)
@@ -210,6 +214,37 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         chosen,
         metrics,
     )
+
+
+def correction_weights(
+    tricks: LogprobTricks, rollouts: Rollouts, logprobs: Float[Tensor, "N T"], noise: Callable[[str], Tensor]
+) -> Float[Tensor, "N T"]:
+    """The correction's weights, or those of its random twin; `noise` gives [N, T] uniform numbers for a stream."""
+    sampled, twin = rollouts.sampled_mask, tricks.twin
+
+    def redraw(factors: Float[Tensor, "N #T"]) -> Float[Tensor, "N #T"]:
+        eligible = sampled if factors.shape == sampled.shape else sampled.any(dim=1, keepdim=True)
+        return twin.redraw(Selects.correction, factors, eligible, lambda stream: noise(stream)[:, : factors.shape[1]])
+
+    dealt = (redraw,) if twin.of_axis(Selects.correction) else ()
+    return tricks.correction(logprobs, rollouts.sampler_logprobs, sampled, *dealt)
+
+
+def accepted_tokens(
+    tricks: LogprobTricks,
+    rollouts: Rollouts,
+    logprobs: Float[Tensor, "N T"],
+    rows_in_loss: Bool[Tensor, "N"],
+    noise: Callable[[str], Tensor],
+) -> Bool[Tensor, "N T"]:
+    """The tokens that rejection, or its random twin, leaves in; `noise` gives [N, T] uniform numbers for a stream."""
+    sampled, twin = rollouts.sampled_mask, tricks.twin
+    accepted = tricks.rejection(logprobs, rollouts.sampler_logprobs, sampled)
+    eligible = sampled & rows_in_loss[:, None]
+    if not twin.of_axis(Selects.rejection) or tricks.rejection.per_token:
+        return twin.redraw(Selects.rejection, accepted, eligible, noise)
+    rows = twin.redraw(Selects.rejection, accepted.any(dim=1), eligible.any(dim=1), lambda stream: noise(stream)[:, 0])
+    return sampled & rows[:, None]
 
 
 def token_fractions(
@@ -279,7 +314,7 @@ def train_on(
                 inputs, part, settings.denominator, state.microbatching, settings.skips_rows,
                 not settings.reads_microbatches,
             )  # fmt: skip
-            noise = mark_noise(loss.surrogate, updates, rollouts, settings.seed, step, number)
+            noise = step_noise(loss, updates, rollouts, settings.seed, step, number)
             update(settings, state, marked(loss, state, batches, noise), tokens_in_loss(inputs, part), accumulator)
     if state.critic is not None:
         assert before.values is not None, "compute_logprobs asks the critic"
@@ -311,30 +346,37 @@ def _batch_logprobs(
     )
 
 
-def mark_noise(
-    surrogate: Surrogate, updates: Updates, rollouts: Rollouts, seed: int, step: int, number: int
-) -> Float[Tensor, "N T"] | None:
-    """One uniform number per token, new for each pass over the batch; None if the surrogate marks no tokens.
+def step_noise(
+    tricks: LossTricks, updates: Updates, rollouts: Rollouts, seed: int, step: int, number: int
+) -> dict[str, Float[Tensor, "N T"]]:
+    """One uniform number per token, new for each pass over the batch, for each choice over the optimiser step.
 
-    `number` counts the step's updates.
+    The keys are "mark", if the surrogate marks tokens, and "twin", if its random twin does. `number` counts the step's
+    updates.
     """
-    if surrogate.mark_scope is None:
-        return None
+    streams = {"mark": "mark"} if tricks.surrogate.mark_scope is not None else {}
+    streams |= {"twin": Selects.surrogate.stream} if tricks.twin.of_axis(Selects.surrogate) else {}
     again = number // updates.minibatches
-    return rollout_uniforms(rollouts, seed, f"mark/{again}" if again else "mark", step)
+    return {
+        name: rollout_uniforms(rollouts, seed, f"{stream}/{again}" if again else stream, step)
+        for name, stream in streams.items()
+    }
 
 
 def marked(
-    tricks: LossTricks, state: RunState, batches: list[Batch], noise: Float[Tensor, "N T"] | None
+    tricks: LossTricks, state: RunState, batches: list[Batch], noise: Mapping[str, Float[Tensor, "N T"]]
 ) -> list[Batch]:
-    """The microbatches with `marked` set, which costs one more forward pass. Unchanged if `noise` is None."""
-    if noise is None:
+    """The microbatches with `marked` and `twin_factors` set, for one more forward pass. Unchanged without `noise`."""
+    if not noise:
         return batches
     with torch.no_grad():
         own = [_read(state, batches[place], False, False)[1] for place, _ in ranks.dealt(len(batches))]
     for batch in batches:
         state.account.forwarded(state.model_flops, *_sizes(batch))
-    return mark_tokens(tricks, batches, ranks.in_order(len(batches), on_cpu(own)), noise)
+    logprobs = ranks.in_order(len(batches), on_cpu(own))
+    if "mark" in noise:
+        batches = mark_tokens(tricks, batches, logprobs, noise["mark"])
+    return draw_twin(tricks, batches, logprobs, noise["twin"]) if "twin" in noise else batches
 
 
 def update(

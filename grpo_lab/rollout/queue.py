@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
+
+import torch
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
 from grpo_lab.budget.cost_model import CostModel, SimulatedClock
@@ -20,9 +23,12 @@ from grpo_lab.config.stages import QueueSettings, TrainingPasses
 from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, completions_of, group_to_state
 from grpo_lab.rollout.rounds import Rounds
+from grpo_lab.seeding import uniform
 from grpo_lab.tricks.curriculum import Memory
-from grpo_lab.tricks.group_filter import GroupFilter
-from grpo_lab.types import Exhausted, Graded, Groups, Rollouts, Tensor
+from grpo_lab.tricks.group_filter import Choice, Signal, groups_with_signal
+from grpo_lab.tricks.selects import Selects
+from grpo_lab.tricks.twin import redrawn_masks
+from grpo_lab.types import Exhausted, Float, Graded, Groups, NoiseKey, Rollouts, Tensor
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,17 @@ class RolloutBatch:
     ready_at: float
 
     @classmethod
-    def of(cls, group_filter: GroupFilter, made: Groups, chosen: tuple[int, ...], **rest: Any) -> RolloutBatch:
+    def of(
+        cls, settings: QueueSettings, made: Groups, chosen: tuple[int, ...], numbers: tuple[int, ...], **rest: Any
+    ) -> RolloutBatch:
         """The batch of the groups at `chosen`, with the group filter applied (stage 6). `rest` are the other fields."""
-        groups = made.choose(chosen)
-        return cls(made=made, chosen=chosen, groups=groups, filtered=group_filter(groups.masked), **rest)
+        groups, drawn_for = made.choose(chosen), [numbers[place] for place in chosen]
+        redrawn = partial(redrawn_masks, settings.twin)
+        by_row, by_group = (_noise(settings.seed, groups, drawn_for, size) for size in (groups.rollouts.group_size, 1))
+        masked = redrawn(Selects.truncation, groups.shaped, groups.masked, False, by_row)
+        groups = replace(groups, masked=masked)
+        filtered = redrawn(Selects.group_filter, masked, settings.group_filter(masked), True, by_group)
+        return cls(made=made, chosen=chosen, groups=groups, filtered=filtered, numbers=numbers, **rest)
 
     @property
     def rollouts(self) -> Rollouts:
@@ -84,13 +97,13 @@ class RolloutBatch:
         return plain | {"groups": groups, "spent": [asdict(spent) for spent in self.spent]}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], maker: GroupMaker, group_filter: GroupFilter) -> RolloutBatch:
+    def from_state(cls, state: dict[str, Any], maker: GroupMaker, settings: QueueSettings) -> RolloutBatch:
         """The batch that `to_state` saved."""
         rest = {name: state[name] for name in ("passed_over", "started", "ready_at")}
         groups = [maker.from_state(group) for group in state["groups"]]
         made = maker.grade(groups, [part for group in groups for part in group.done])
         return cls.of(
-            group_filter,
+            settings,
             made,
             state["chosen"],
             numbers=tuple(group.number for group in groups),
@@ -205,12 +218,12 @@ class BatchQueue(RolloutQueue):
     def _one(self, progress: float) -> RolloutBatch:
         settings = self.settings
         rounds = Rounds(self.source, self.maker, self.session, self.memory, self.number, progress)
-        collected = settings.group_filter.collect(rounds, settings.problems_per_step)
+        collected = settings.group_filter.collect(rounds, settings.problems_per_step, *self._random_choice())
         self.memory = rounds.remember(collected.made)
         self.number += 1
         seconds = sum(generation_seconds(settings.cost_model, settings.max_rows, spent) for spent in rounds.spent)
         return RolloutBatch.of(
-            settings.group_filter,
+            settings,
             collected.made,
             collected.chosen,
             numbers=tuple(rounds.numbers[index] for index in collected.made.indices),
@@ -219,6 +232,22 @@ class BatchQueue(RolloutQueue):
             started=rounds.started(collected.made),
             ready_at=self.clock.generate(seconds, self.weights_at),
         )
+
+    def _random_choice(self) -> tuple[Choice, ...]:
+        """How the group filter's random twin takes as many groups of a round as the filter would; () without it."""
+        twin, number = self.settings.twin, self.number
+        if not twin.of_axis(Selects.group_filter):
+            return ()
+
+        def choose(made: Groups, signal: Signal) -> list[int]:
+            taken = torch.zeros(made.number, 1, dtype=torch.bool)
+            taken[groups_with_signal(made, signal)] = True
+            noise = _noise(self.settings.seed, made, [number] * made.number, 1)
+            return (
+                twin.redraw(Selects.group_filter, taken, torch.ones_like(taken), noise)[:, 0].nonzero()[:, 0].tolist()
+            )
+
+        return (choose,)
 
     def to_state(self) -> dict[str, Any]:
         return super().to_state() | {
@@ -230,13 +259,27 @@ class BatchQueue(RolloutQueue):
     def from_state(self, state: dict[str, Any]) -> None:
         super().from_state(state)
         self.number, self.weights_at = state["number"], state["weights_at"]
-        self.ready = deque(
-            RolloutBatch.from_state(waiting, self.maker, self.settings.group_filter) for waiting in state["ready"]
-        )
+        self.ready = deque(RolloutBatch.from_state(waiting, self.maker, self.settings) for waiting in state["ready"])
 
     def close(self) -> None:
         if self.thread is not None:
             self.thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _noise(seed: int, groups: Groups, numbers: Sequence[int], size: int) -> Callable[[str], Float[Tensor, "P S"]]:
+    """For a stream, one uniform number for each of the first `size` rows of each group, float64.
+
+    `numbers` are the batches for which the groups were drawn.
+    """
+
+    def drawn(stream: str) -> Float[Tensor, "P S"]:
+        keys = [
+            [NoiseKey(seed, stream, number, problem.id, row) for row in range(size)]
+            for number, problem in zip(numbers, groups.rollouts.problems)
+        ]
+        return torch.tensor([[uniform(key) for key in row] for row in keys], dtype=torch.float64)
+
+    return drawn
 
 
 def generation_seconds(cost_model: CostModel, max_rows: int, spent: Spent) -> float:

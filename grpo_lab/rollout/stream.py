@@ -79,7 +79,7 @@ class StreamQueue(RolloutQueue):
         whole = self.thrown + batch
         self.in_training = len(batch)
         taken = RolloutBatch.of(
-            self.settings.group_filter,
+            self.settings,
             Groups.join([one.made for one in whole]),
             tuple(range(len(self.thrown), len(whole))),
             numbers=tuple(one.group.number for one in whole),

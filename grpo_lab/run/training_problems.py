@@ -22,10 +22,13 @@ from grpo_lab.policy.model_folder import context_length, stop_token_ids
 from grpo_lab.rollout.grading import encode_prompts, tools_for
 from grpo_lab.rollout.pass_rates import Base, Rates, ResponseKind, measure
 from grpo_lab.run.lengths import TRAINING, check_lengths, fitting
+from grpo_lab.seeding import uniform
 from grpo_lab.tasks.base import Task
 from grpo_lab.tasks.tables import fingerprint
 from grpo_lab.tricks.pass_rate import Measured, difficulty_of, reason_to_drop
-from grpo_lab.types import Problem
+from grpo_lab.tricks.selects import Selects
+from grpo_lab.tricks.twin import Twin
+from grpo_lab.types import Float, NoiseKey, Problem, Tensor
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ def read_questions(settings: QuestionSettings) -> TrainingProblems:
             _require_enough(number, task.mixture, "the task", whole, whole, {})
         return TrainingProblems(whole, len(whole), {}, (), {}, {})
     reasons = question_filter.reasons(whole, _evaluated(task, settings.evaluation))
+    reasons = redrawn(settings.twin, Selects.question_filter, reasons, whole, settings.seed)
     kept = tuple(problem for problem, reason in zip(whole, reasons) if not reason)
     dropped = dict(Counter(filter(None, reasons)).most_common())
     _require_enough(number, task.mixture, "question_filter", kept, whole, dropped)
@@ -130,8 +134,10 @@ def training_problems(
     rates = measure(sampling, plan, ResponseKind.answers(sampling, plan), base, kept, own, say)
     measured.append(rates)
     found, changed = [], 0
-    for problem, right, graded in zip(kept, rates.right, rates.graded):
-        if reason := reason_to_drop(plan, right, graded):
+    why = [reason_to_drop(plan, right, graded) for right, graded in zip(rates.right, rates.graded)]
+    why = redrawn(run.twin, Selects.pass_rate, why, kept, run.seed)
+    for problem, right, graded, reason in zip(kept, rates.right, rates.graded, why):
+        if reason:
             reasons[reason] += 1
             continue
         ranked = replace(problem, difficulty=difficulty_of(plan, right, graded)) if plan.ranks else problem
@@ -151,6 +157,18 @@ def training_problems(
         tuple(found), read.whole, {**read.dropped, "pass_rate": dropped}, tuple(measured), metrics,
         read.active | {"active_fraction/pass_rate": (gone + changed) / len(read.problems)},
     )  # fmt: skip
+
+
+def redrawn(twin: Twin, axis: Selects, reasons: Sequence[str], problems: Sequence[Problem], seed: int) -> list[str]:
+    """The reasons for dropping each of `problems`, or those reasons dealt out again by the axis's random twin."""
+    if not twin.of_axis(axis):
+        return list(reasons)
+    places, everything = torch.arange(len(reasons)), torch.ones(len(reasons), dtype=torch.bool)
+
+    def noise(stream: str) -> Float[Tensor, "S"]:
+        return torch.tensor([uniform(NoiseKey(seed, stream, 0, one.id, 0)) for one in problems], dtype=torch.float64)
+
+    return [reasons[int(place)] for place in twin.redraw(axis, places, everything, noise)]
 
 
 def pass_rates_text(found: TrainingProblems) -> str:

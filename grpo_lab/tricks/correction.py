@@ -7,6 +7,7 @@ probability under the sampler. No weight carries gradient.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,10 +42,18 @@ class Correction(Trick, ABC):
         old_logprobs: Float[Tensor, "N T"],
         sampler_logprobs: Float[Tensor, "N T"],
         sampled_mask: Bool[Tensor, "N T"],
+        redraw: Callable[[Float[Tensor, "N #T"]], Float[Tensor, "N #T"]] | None = None,
     ) -> Float[Tensor, "N T"]:
-        """Weights for the surrogate; 1 on tokens outside `sampled_mask`."""
+        """Weights for the surrogate; 1 on tokens outside `sampled_mask`.
+
+        `redraw` replaces the factors by which the bounds change the ratios.
+        """
         log_ratio = torch.where(sampled_mask, old_logprobs - sampler_logprobs, 0.0)
-        return torch.where(sampled_mask, self.bounded(self.ratios(log_ratio, sampled_mask)), 1.0)
+        ratios = self.ratios(log_ratio, sampled_mask)
+        weights = self.bounded(ratios)
+        if redraw is not None:
+            weights = ratios * redraw(weights / ratios)
+        return torch.where(sampled_mask, weights, 1.0)
 
     def beyond(
         self,

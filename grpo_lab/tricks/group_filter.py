@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
@@ -29,6 +29,14 @@ def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
 def has_signal(graded: Graded, signal: Signal) -> list[int]:
     """Positions of the groups that carry signal."""
     return (~without_signal(graded, signal)).flatten().nonzero().flatten().tolist()
+
+
+def groups_with_signal(made: Groups, signal: Signal) -> list[int]:
+    """Positions of the groups of a round that may enter the batch."""
+    return has_signal(made.masked, signal)
+
+
+Choice = Callable[[Groups, Signal], list[int]]
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,11 @@ class GroupFilter(Trick, ABC):
         """The largest number of problems that one round for a batch of `number` groups draws."""
         return number
 
-    def collect(self, source: GroupSource, number: int) -> Collected:
-        """Generate `number` groups to train on; the result also holds other groups generated on the way."""
+    def collect(self, source: GroupSource, number: int, chosen_of: Choice = groups_with_signal) -> Collected:
+        """Generate `number` groups to train on; the result also holds other groups generated on the way.
+
+        `chosen_of` gives the positions of a round's groups that a filter which refills takes.
+        """
         return Collected(source.groups(number), tuple(range(number)))
 
     def accepts(self, group: Graded) -> bool:
@@ -148,7 +159,7 @@ class Refill(GroupFilter, ABC):
             everything = Groups.join(made)
             raise self._never_fills(everything, everything.number - thrown, number)
 
-    def collect(self, source: GroupSource, number: int) -> Collected:
+    def collect(self, source: GroupSource, number: int, chosen_of: Choice = groups_with_signal) -> Collected:
         rounds: list[Groups] = []
         chosen: list[int] = []
         while len(chosen) < number:
@@ -156,7 +167,7 @@ class Refill(GroupFilter, ABC):
                 raise self._never_fills(Groups.join(rounds), len(chosen), number)
             made = self.round(source, number, number - len(chosen))
             before = sum(part.number for part in rounds)
-            chosen += [before + place for place in has_signal(made.masked, self.signal)]
+            chosen += [before + place for place in chosen_of(made, self.signal)]
             rounds.append(made)
         return Collected(Groups.join(rounds), tuple(chosen[:number]))
 

@@ -44,10 +44,11 @@ def row_largest(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Floa
 
 @dataclass(frozen=True)
 class Rejection(Trick, ABC):
-    """Chooses the tokens that stay in the loss."""
+    """Chooses the tokens that stay in the loss. `per_token`: tokens of a row are judged one by one."""
 
     needs_old_logprobs: ClassVar[bool] = True
     removes_rows: ClassVar[bool] = True
+    per_token: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(
@@ -203,6 +204,7 @@ class TokenK1(RatioBounds):
     """Keep tokens whose ratio is within the bounds (verl "token_k1")."""
 
     of_log_rho: ClassVar[str] = "{}"
+    per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
 
 
@@ -211,6 +213,7 @@ class TokenK2(K2Bound):
     """Keep tokens whose squared log-ratio is small (verl "token_k2")."""
 
     formula: ClassVar[str] = "(prox - sampler)^2 / 2 <= {bound}"
+    per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
 
 
@@ -219,6 +222,7 @@ class TokenK3(K3Bound):
     """Keep tokens whose k3 is small (verl "token_k3"); k3 grows faster for ratios above 1."""
 
     formula: ClassVar[str] = "k3(prox, sampler) <= {bound}"
+    per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
 
 
@@ -312,6 +316,7 @@ class TokenTv(TvBound):
     """Keep tokens whose probability differs little (OpenRLHF's "tv" gate; ROLL's probability difference)."""
 
     formula: ClassVar[str] = "|exp(prox) - exp(sampler)| <= {bound}"
+    per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
 
 
@@ -328,6 +333,7 @@ class TokenBinaryKl(BinaryKlBound):
     """Keep tokens whose binary KL is small (OpenRLHF's "binary_kl" gate)."""
 
     formula: ClassVar[str] = "binary_kl(sampler, prox) <= {bound}"
+    per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
 
 

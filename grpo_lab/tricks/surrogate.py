@@ -93,6 +93,16 @@ class Surrogate(Trick, ABC):
         """Choose the tokens for `marked`. Called without gradient, once per optimiser step (or microbatch)."""
         raise TypeError(f"{type(self).__name__} chooses no tokens: its mark_scope is None")
 
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        """The weight that a token has where the trust region leaves it alone; no gradient."""
+        return tokens.log_ratio.detach().exp() if self.uses_ratio else torch.ones_like(tokens.advantages)
+
+    def with_factors(self, tokens: SurrogateInputs, factors: Float[Tensor, "M T"]) -> SurrogateLoss:
+        """-sg(open weight * factor) * A * logprob: the loss of a trust region whose factors are given."""
+        weight = self.open_weight(tokens) * factors
+        loss = -weight * tokens.advantages * tokens.logprobs
+        return SurrogateLoss(loss, weight, (factors - 1).abs() > NEGLIGIBLE)
+
 
 def beyond(ratio: Float[Tensor, "*n"], advantages: Float[Tensor, "*n"], low: float, high: float) -> Bool[Tensor, "*n"]:
     """Tokens outside [low, high] on the side their advantage pushes them to. PPO removes their gradient."""
@@ -284,6 +294,9 @@ class Gmpo(Surrogate):
         row_ratio = mean.exp().expand_as(advantages)
         return SurrogateLoss(-row_ratio * advantages, row_ratio.detach() * ~outside, outside)
 
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return row_mean(tokens.log_ratio.detach(), tokens.loss_mask).exp().expand_as(tokens.advantages)
+
 
 class Divergence(Enum):
     """How the change of a token's probability p is measured: total variation or KL of (p, 1 - p)."""
@@ -325,8 +338,11 @@ class Dppo(Surrogate):
             rest_now, rest_before = (1 - now).clamp(min=1e-12), (1 - before).clamp(min=1e-12)
             moved = -before * log_ratio + rest_before * (rest_before / rest_now).log()
         outside = (moved > self.delta) & (tokens.advantages * (now - before) > 0)
-        weight = log_ratio.exp().clamp(max=self.cap) * ~outside
+        weight = self.open_weight(tokens) * ~outside
         return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, outside)
+
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return tokens.log_ratio.detach().exp().clamp(max=self.cap)
 
 
 @dataclass(frozen=True)
@@ -376,6 +392,9 @@ class Topr(Surrogate):
         weight = torch.where(tokens.advantages < 0, ratio.clamp(max=1.0), 1.0)
         affected = (weight - 1).abs() > NEGLIGIBLE
         return SurrogateLoss(-weight * tokens.advantages * tokens.logprobs, weight, affected)
+
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return torch.ones_like(tokens.advantages)
 
 
 # Nats. Two fp32 passes over one token differ by far less on average. The largest gap in the arithmetic world was 6e-5,

@@ -104,6 +104,9 @@ class Sppo(Surrogate):
         keep = (~outside).to(ratio.dtype)
         return SurrogateLoss(-keep * tokens.advantages * tokens.log_ratio, keep, outside)
 
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return torch.ones_like(tokens.advantages)
+
 
 class TokenWeight(Enum):
     """The weight of a kept token: 1, or its ratio."""
@@ -146,6 +149,9 @@ class RecOneSide(Surrogate):
         outside = ((ratio > 1 + self.clip) & (advantages >= 0)) | ((ratio < 1 - self.clip) & (advantages <= 0))
         return _weighted(tokens, torch.where(outside, 0.0, self.weight.of(ratio)), outside)
 
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return self.weight.of(tokens.log_ratio.detach().exp())
+
 
 @dataclass(frozen=True)
 class RecRing(Surrogate):
@@ -177,6 +183,9 @@ class RecRing(Surrogate):
         returns = ((advantages >= 0) & (ratio <= 1 - self.far)) | ((advantages <= 0) & (ratio >= 1 + self.far))
         outside = ~(inside | returns)
         return _weighted(tokens, torch.where(outside, 0.0, self.weight.of(ratio)), outside)
+
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return self.weight.of(tokens.log_ratio.detach().exp())
 
 
 @dataclass(frozen=True)
@@ -210,6 +219,9 @@ class Vespo(Surrogate):
         lam = torch.full_like(log_w, self.lam_negative).masked_fill(rises, self.lam_positive)
         weight = (lam + k * log_w - lam * log_w.exp()).exp()
         return _weighted(tokens, weight, (weight - 1).abs() > NEGLIGIBLE)
+
+    def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
+        return torch.ones_like(tokens.advantages)
 
 
 @dataclass(frozen=True)

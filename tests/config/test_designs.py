@@ -79,6 +79,50 @@ def test_the_cells_of_a_kind_run_seed_after_seed() -> None:
     assert plans[3].overrides == ("recipe=dr_grpo", "truncation=mask_after", "denominator=survivors", "seed=0")
 
 
+TWINNED = {"plain": [], "clip": ["surrogate=ppo_higher"], "token": ["aggregation=token_mean"]}
+
+
+def twinned(twin: Any, arms: dict[str, list[str]] = TWINNED, **changes: Any) -> Any:
+    asked = {"arm": "clip", "metric": "eval/downstream/accuracy", "direction": "above"}
+    changes = {"arms": arms, "control": "plain", "tricks": None, "predictions": [asked], **changes}
+    return read_design(node("arms", twin=twin, **changes))
+
+
+def test_a_twin_is_an_arm_and_each_prediction_is_judged_against_it_too() -> None:
+    design = twinned(True, parts={"one": {"arms": ["plain", "clip"]}})
+    assert list(design.arms) == ["plain", "clip", "token", "clip_twin"], "no axis of the arm token selects"
+    assert design.arms["clip_twin"] == ("surrogate=ppo_higher", "twin=random", "twin.of=[surrogate]")
+    assert design.twins == {"clip": "clip_twin"}
+    assert design == twinned(["clip"], parts={"one": {"arms": ["plain", "clip"]}})
+    assert [one.reference for one in design.predictions] == ["", "clip_twin"]
+    assert design.parts["one"].arms == ("plain", "clip", "clip_twin")
+    assert design.fingerprint() != twinned(None).fingerprint()
+    assert twinned(None).fingerprint() == twinned(False).fingerprint()
+
+
+def test_the_twin_of_a_kind() -> None:
+    design = read_design(node("add_one", twin=True))
+    assert list(design.arms)[-2:] == ["+clip_twin", "+mask_twin"]
+    assert design.arms["+mask_twin"][-2:] == ("twin=random", "twin.of=[truncation]")
+    assert design.contents("+mask") < design.contents("+mask_twin")
+
+
+@pytest.mark.parametrize(
+    ("twin", "arms", "message"),
+    [
+        (True, {"plain": [], "token": ["aggregation=token_mean"]}, "no arm sets an axis that selects"),
+        (["plain"], TWINNED, "'plain' is no arm beside the control"),
+        (["clap"], TWINNED, "choose from clip, token"),
+        (["token"], TWINNED, "token sets no axis that selects"),
+        ("clip", TWINNED, "true or a list of arms"),
+        (["clip"], {**TWINNED, "clip_twin": []}, "rename it"),
+    ],
+)
+def test_a_twin_that_cannot_be_is_refused(twin: Any, arms: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        twinned(twin, arms, predictions=[])
+
+
 def by_hand(arms: dict[str, list[str]], control: str) -> Any:
     return read_design(node("arms", arms=arms, control=control, tricks=None))
 

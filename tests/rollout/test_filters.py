@@ -109,7 +109,7 @@ class World:
         numbers = tuple(rounds.numbers[index] for index in collected.made.indices)
         started = rounds.started(collected.made)
         RolloutBatch.of(
-            group_filter,
+            replace(self.run.queue_settings, group_filter=group_filter),
             collected.made,
             collected.chosen,
             numbers=numbers,

@@ -329,8 +329,19 @@ def test_a_waiting_batch_written_down_keeps_the_rubrics_it_was_graded_by(opened)
     rubrics = [((f"names {place}", 1.0),) for place, _ in enumerate(rollouts.problems)]
     judged = tuple(replace(problem, rubrics=own) for problem, own in zip(rollouts.problems, rubrics))
     batch = replace(batch, made=replace(batch.made, rollouts=replace(rollouts, problems=judged)))
-    again = RolloutBatch.from_state(batch.to_state(), queue.maker, run.group_filter)
+    again = RolloutBatch.from_state(batch.to_state(), queue.maker, run.queue_settings)
     assert [problem.rubrics for problem in again.made.rollouts.problems] == rubrics
+
+
+def test_a_waiting_batch_written_down_keeps_the_draw_of_its_random_twin(opened) -> None:
+    twin = ("truncation=mask_before", "group_filter=drop", "twin=random", "problems_per_step=8", "seed=4")
+    run, _, queue = opened("schedule=one_step_off", *twin)
+    batch = queue.take()
+    again = RolloutBatch.from_state(batch.to_state(), queue.maker, run.queue_settings)
+    own = run.group_filter(batch.groups.masked)
+    assert not torch.equal(batch.filtered.in_loss, own.in_loss), "the twin draws other groups"
+    for one, other in ((again.groups.masked, batch.groups.masked), (again.filtered, batch.filtered)):
+        assert torch.equal(one.in_loss, other.in_loss) and torch.equal(one.in_statistics, other.in_statistics)
 
 
 @pytest.mark.parametrize(("schedule", "ages"), [("sync", [0, 0, 0]), ("one_step_off", [0, 2, 2])])

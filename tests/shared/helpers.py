@@ -55,6 +55,7 @@ from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
 from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.truncation import Score
+from grpo_lab.tricks.twin import NoTwin
 from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
 
 PACKAGE = Path(__file__).parents[2] / "grpo_lab"
@@ -266,6 +267,7 @@ def make_run(**options: Any) -> RunConfig:
         "denominator": Original(),
         "kl": NoKl(),
         "entropy": NoEntropy(),
+        "twin": NoTwin(),
     }
     assert options.keys() <= plain.keys(), f"no slots of the loss: {options.keys() - plain.keys()}"
     for slot, option in (plain | options).items():

@@ -10,6 +10,8 @@ for a trick that was left out of the whole. Kinds:
     interaction  what two tricks give together beyond the sum of both: the mean of (S+t+u) - (S+t) - (S+u) + (S) over
                  every S there is; in a two-sided design, t's left-out effect less its added one
     whole        an arm that differs from the control by more than one trick, less the control
+    selection    an arm less its random twin: what choosing these tokens, rows or groups adds
+    amount       the random twin less the control: what acting on as many adds, whichever they are
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import Kind
 
 CONDITIONAL = ("added", "left_out", "given")
-KINDS = (*CONDITIONAL, "main", "interaction", "whole")
+TWINS = ("selection", "amount")
+KINDS = (*CONDITIONAL, "main", "interaction", "whole", *TWINS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def planned_contrasts(data: SweepData) -> list[Contrast]:
     """Every contrast of the arms of a sweep, run or not: by level, then trick."""
     cells = _cells(data)
     made = _conditional(data, cells)
-    made += _main(data, cells) + _interactions(data, cells, made) + _whole(data, cells, made)
+    made += _main(data, cells) + _interactions(data, cells, made) + _whole(data, cells, made) + _twins(data)
     return [replace(contrast, level=level) for level in data.levels for contrast in made]
 
 
@@ -173,4 +176,18 @@ def _whole(data: SweepData, cells: Mapping[frozenset[str], str], conditional: Se
         if len(on ^ control) > 1 and (on == everything or arm not in paired):
             weights = {arm: 1, data.control: -1}
             found.append(Contrast("", arm, "whole", f"against {data.control}", weights, frozenset({arm})))
+    return found
+
+
+def _twins(data: SweepData) -> list[Contrast]:
+    """The two parts of the effect of an arm that has a random twin."""
+    found, control = [], data.control
+    for arm, twin in (data.design.twins if data.design else {}).items():
+        own = data.contents(arm) - data.contents(control)
+        trick = next(iter(own)) if len(own) == 1 else arm
+        found.append(
+            Contrast("", trick, "selection", "its choice, against a random one", {arm: 1, twin: -1}, frozenset({arm}))
+        )
+        context = f"a random choice, against {control}"
+        found.append(Contrast("", trick, "amount", context, {twin: 1, control: -1}, frozenset({twin})))
     return found

@@ -37,6 +37,8 @@ KINDS = {
     "given": ("^", "in another context"),
     "main": ("o", "average over all contexts"),
     "interaction": ("P", "beyond the sum of both"),
+    "selection": (">", "its choice, against a random one"),
+    "amount": ("<", "a random choice of as many"),
 }
 BARS = "mark and bar: mean of the differences paired by seed and its 95% t interval; dots: single seeds"
 _TINT, _EDGE = 0.25, 0.02  # how opaque an effect is coloured whose signs disagree; how far, within noise

@@ -138,7 +138,9 @@ class SweepData:
         """Every trick that some arm switches on, in the order of the declaration."""
         if self.design and self.design.tricks:
             return list(self.design.tricks)
-        return list(dict.fromkeys(trick for arm in self.arms for trick in sorted(self.contents(arm))))
+        twins = self.design.twins.values() if self.design else ()
+        own = (arm for arm in self.arms if arm not in twins)
+        return list(dict.fromkeys(trick for arm in own for trick in sorted(self.contents(arm))))
 
     @property
     def run_arms(self) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL, planned_contrasts
+from grpo_lab.analysis.effects.contrast_plan import CONDITIONAL, TWINS, planned_contrasts
 from grpo_lab.analysis.effects.contrasts import (
     TRAINING_REWARD,
     TrickEffect,
@@ -43,9 +43,9 @@ _COLUMNS += ["p_adjusted", "family", "n_collapsed", "name", "text", "correction"
 def shown_kinds(data: SweepData) -> tuple[str, ...]:
     """Kinds of contrasts shown: both sides of a two-sided design, main effects of a full one, else every context."""
     if data.design is not None and data.design.kind is Kind.two_sided:
-        return "added", "left_out"
+        return ("added", "left_out", *TWINS)
     main = any(contrast.kind == "main" for contrast in planned_contrasts(data))
-    return ("main",) if main else CONDITIONAL
+    return ("main", *TWINS) if main else (*CONDITIONAL, *TWINS)
 
 
 def forest_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
