@@ -645,3 +645,28 @@ def test_arms_that_no_single_trick_tells_apart_have_no_forest() -> None:
     assert draw_forest(data, finals) == "no two of its arms differ by exactly one trick"
     (effect,) = trick_effects(data, finals)
     assert effect.contrast.kind == "whole"
+
+
+def test_an_effect_falls_into_its_selection_and_its_amount() -> None:
+    """By hand: plain .50, clip .60, its twin .53: of .10, .07 is which tokens and .03 how many."""
+    arms = {"plain": [], "clip": ["surrogate=ppo_higher"], "token": ["aggregation=token_mean"]}
+    data = sweep("arms", (), arms=arms, control="plain", twin=True)
+    found = plan(data)
+    assert found[("surrogate=ppo_higher", "selection", "its choice, against a random one")] == {
+        "clip": 1,
+        "clip_twin": -1,
+    }
+    assert found[("surrogate=ppo_higher", "amount", "a random choice, against plain")] == {"clip_twin": 1, "plain": -1}
+    assert not [name for name, weights in found.items() if name[1] == "whole"], "a twin is no arm of many tricks"
+    values = {
+        "plain": [0.5, 0.51, 0.49],
+        "clip": [0.6, 0.62, 0.58],
+        "token": [0.5, 0.5, 0.5],
+        "clip_twin": [0.53, 0.54, 0.52],
+    }
+    finals = outcome_of(values)
+    by = {e.contrast.kind: e for e in trick_effects(data, finals, [DOWNSTREAM]) if "surrogate" in e.contrast.trick}
+    assert by["added"].interval.mean == pytest.approx(0.10, abs=EXACT)
+    assert by["selection"].interval.mean == pytest.approx(0.07, abs=EXACT)
+    assert by["amount"].interval.mean == pytest.approx(0.03, abs=EXACT)
+    assert by["selection"].family == by["amount"].family == 1, "each kind is a family of its own"
