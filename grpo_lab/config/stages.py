@@ -111,7 +111,10 @@ class QueueSettings:
 
 @dataclass(frozen=True)
 class LogprobTricks:
-    """Stage 7: the options that use log-probs from before the updates, and whether any needs the learner's."""
+    """Stage 7: the options that use log-probs from before the updates, and whether any needs the learner's.
+
+    `needs_collision`: the baseline also reads the sums of its squared probabilities.
+    """
 
     old_policy: OldPolicy
     correction: Correction
@@ -119,6 +122,7 @@ class LogprobTricks:
     kl: Kl
     entropy: Entropy
     needs_logprobs: bool
+    needs_collision: bool
 
 
 @dataclass(frozen=True)

@@ -428,8 +428,10 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
         ref_logprobs=pick(inputs.ref_logprobs),
         correction_weights=pick(inputs.correction_weights),
         entropy_coef=inputs.entropy_coef,
-        totals=totals_of(counted, rollouts.group_size, index),
-        original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index),
+        totals=totals_of(counted, rollouts.group_size, index, inputs.advantages),
+        original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index, inputs.advantages),
+        right=pick(inputs.right),
+        right_tokens=0 if inputs.right is None else int(inputs.loss_mask[inputs.right].sum()),
     )
 
 
