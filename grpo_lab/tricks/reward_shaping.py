@@ -163,15 +163,20 @@ class BackwardCorrection(RewardShaping):
         require_field(self.false_positive_rate + self.false_negative_rate < 1, self, "false_negative_rate", rest)
         require_field(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
 
-    def _added(self, right: float) -> float:
-        informative = 1 - self.false_positive_rate - self.false_negative_rate
-        return (self.correct - self.wrong) * ((right - self.false_positive_rate) / informative - right)
+    @property
+    def _ends(self) -> tuple[float, float]:
+        """What a response that was called right gets, and one that was called wrong."""
+        width, informative = self.correct - self.wrong, 1 - self.false_positive_rate - self.false_negative_rate
+        right, wrong = ((called - self.false_positive_rate) / informative - called for called in (1.0, 0.0))
+        return width * right, width * wrong
 
     def lowest(self, correct: float, wrong: float) -> float:
-        return min(wrong + self._added(0.0), correct + self._added(1.0))
+        of_right, of_wrong = self._ends
+        return min(correct + of_right, wrong + of_wrong)
 
     def __call__(self, graded: Graded) -> Graded:
-        added = torch.where(graded.outcome > 0.5, self._added(1.0), self._added(0.0)).to(graded.reward.dtype)
+        of_right, of_wrong = self._ends
+        added = torch.where(graded.outcome > 0.5, torch.full_like(graded.reward, of_right), of_wrong)
         if graded.failed is not None:
             added = added.masked_fill(graded.failed, 0.0)
         return graded.with_component("backward_correction", added)
