@@ -193,7 +193,7 @@ CASES = {
     ),
     "own_mean_without_tail": (
         f"{PUT_IN} baseline=optimal_token baseline.zero_tail=false scale=none entropy=high_entropy_tokens",
-        "baseline=optimal_token entropy=none",
+        "baseline=return_to_go entropy=none",
     ),
     "parts": (
         "reward_shaping=soft_overlong reward_shaping.cache_tokens=22 kl=k1_reward kl.kl_coef=0.3 scale=gdpo",

@@ -233,7 +233,7 @@ OPTIONS = {
         LengthAdaptiveGae(0.9, 0.8, 1.0),
         ForwardCorrection(0.2, 1.0, 0.0),
         ForwardCorrection(0.4, 1.0, 0.0),
-        ForwardCorrection(0.2, 1.0, -1.0),
+        ForwardCorrection(0.3, 1.0, -1.0),
     ),
     "scale": (
         NoScale(),
