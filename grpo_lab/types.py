@@ -332,7 +332,8 @@ class Graded:
     a row before or after the statistics. `target_length` is the length that the prompt asked for, or None. `lengths`
     count all response tokens; `sampled_lengths` count sampled tokens that rejection left in. `progress` is the share of
     the budget spent when the problem was drawn, None outside training. `failed` are the responses that the grader
-    failed on, None where none did: their outcome and reward are 0 and mean nothing.
+    failed on, None where none did: their outcome and reward are 0 and mean nothing. `part_weights` are the weights that
+    some components contain; the others contain none.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -346,6 +347,7 @@ class Graded:
     target_length: Int[Tensor, "P G"] | None = None
     progress: Float[Tensor, "P G"] | None = None
     failed: Bool[Tensor, "P G"] | None = None
+    part_weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Float[Tensor, "P G"]:
@@ -437,8 +439,9 @@ class Totals:
     """Counts over one whole optimiser step, after the denominator trick chose which rows count.
 
     Aggregations divide by these and not by counts of the microbatch, so microbatching and padding cannot change a
-    gradient. `row_tokens` and `problem_tokens` have one entry per row of the microbatch, but each entry is a count
-    over the whole optimiser step.
+    gradient. `row_tokens` and the counts after it have one entry per row of the microbatch, but each entry is a count
+    over the whole optimiser step. A row's side are the rows of its group whose advantages have the same sign as its
+    own, or are 0 as its own.
     """
 
     num_tokens: int
@@ -447,6 +450,9 @@ class Totals:
     num_microbatches: int
     row_tokens: Int[Tensor, "M"]
     problem_tokens: Int[Tensor, "M"]
+    problem_rows: Int[Tensor, "M"]
+    side_tokens: Int[Tensor, "M"]
+    side_rows: Int[Tensor, "M"]
 
 
 @dataclass(frozen=True)
@@ -457,7 +463,8 @@ class Batch:
     learner's own detached log-probs, and every ratio is exactly 1. `rows` holds each row's index in the rollouts.
     The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
     the tokens that `Surrogate.mark` chose over the whole optimiser step, None before that. `twin_factors` multiply the
-    weights of the surrogate's random twin; None without one.
+    weights of the surrogate's random twin; None without one. `right` are the rows whose outcome is 1, and
+    `right_tokens` counts their tokens in the loss over the whole optimiser step.
     """
 
     rows: Int[Tensor, "M"]
@@ -475,6 +482,8 @@ class Batch:
     original_totals: Totals
     marked: Bool[Tensor, "M T"] | None = None
     twin_factors: Float[Tensor, "M T"] | None = None
+    right: Bool[Tensor, "M"] | None = None
+    right_tokens: int = 0
 
 
 @renamed_fields(touched="affected")

@@ -239,6 +239,20 @@ ERRORS: tuple[Rule, ...] = (
         "set scale=none or scale=batch_std_tokens",
     ),
     Rule(
+        "signs_are_of_responses",
+        ("aggregation", "baseline", "teacher"),
+        lambda run: run.aggregation.reads_signs and (run.baseline.per_token or run.teacher.needs_model),
+        "this aggregation divides responses by the sign of their advantage, and here each token has its own",
+        "set aggregation=prompt_mean, or a baseline of one number per response and teacher=none",
+    ),
+    Rule(
+        "outcome_counts_twice",
+        ("reward_shaping", "scale"),
+        lambda run: run.reward_shaping.maps_outcome and run.scale.reads_components,
+        "a scale that normalises each component by itself takes the correction of the outcome for a second outcome",
+        "set scale=none, or reward_shaping=none",
+    ),
+    Rule(
         "credit_is_of_tokens",
         ("baseline", "importance", "surrogate"),
         lambda run: run.baseline.per_token and _one_ratio_for_a_response(run.surrogate, run.importance),
@@ -534,6 +548,35 @@ WARNINGS: tuple[Rule, ...] = (
         "the scale subtracts the batch's mean anyway, so any baseline that is one number for the batch cancels",
         "choose a baseline over the group, or a scale that does not recentre",
         no_op=True,
+    ),
+    Rule(
+        "baseline_is_not_read",
+        ("baseline", "scale"),
+        lambda run: run.scale.reads_components and not (run.baseline.is_group_mean or run.baseline.per_token),
+        "the scale subtracts the group's mean from each component of the reward, and reads no baseline",
+        "set baseline=group_mean, or another scale such as group_std",
+        no_op=True,
+    ),
+    Rule(
+        "reward_has_one_part",
+        ("scale", "reward", "reward_shaping", "kl"),
+        lambda run: (
+            run.scale.reads_components
+            and not run.reward.has_parts
+            and run.reward_shaping.is_no_op
+            and not run.kl.shapes_reward
+        ),
+        "with a single component nothing is normalised by itself: the advantages are those of group_std, divided by "
+        "one number for the batch",
+        "choose a reward of several parts such as reward=strict_and_format, a reward_shaping, or scale=group_std",
+    ),
+    Rule(
+        "correction_is_divided_away",
+        ("reward_shaping", "baseline", "scale"),
+        lambda run: run.reward_shaping.maps_outcome and run.baseline.centres and run.scale.divides_by_deviation,
+        "the correction of a two-valued reward is a factor once a baseline is subtracted, and the deviation divides it "
+        "away, unless the reward has other parts",
+        "set scale=none, as the paper does, or baseline=none",
     ),
     Rule(
         "return_to_go_without_token_penalty",

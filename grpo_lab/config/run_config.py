@@ -224,7 +224,13 @@ class RunConfig:
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
-        return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
+        for_tokens = self.entropy.selects_tokens or self.needs_collision
+        return below_the_ratio or of_the_sampler or for_the_teacher or for_tokens
+
+    @property
+    def needs_collision(self) -> bool:
+        """True if the baseline reads the sums over the vocabulary of the learner's squared probabilities."""
+        return self.baseline.needs_collision
 
     @property
     def sampler_is_learner(self) -> bool:
@@ -250,7 +256,8 @@ class RunConfig:
         tokens (entropy, ratio, active fractions) do change: they cover only the tokens in the passes, and
         `train/scored_share` is the share of these. No update decision changes, and no budget counter except `flops`.
         """
-        in_the_loss = self.kl.needs_reference and not self.kl.shapes_reward
+        # A coefficient that adapts reads the KL of all tokens in the loss.
+        in_the_loss = self.kl.needs_reference and (self.kl.adapts or not self.kl.shapes_reward)
         reads_them = in_the_loss or self.entropy.needs_gradient or self.surrogate.pulls_without_advantage
         of_the_step = self.surrogate.mark_scope is not None or not self.aggregation.invariant
         return self.skip_rows_without_signal and not (reads_them or of_the_step)
@@ -290,6 +297,7 @@ class RunConfig:
     @property
     def training_passes(self) -> TrainingPasses:
         forward = self.needs_logprobs + self.kl.needs_reference + self.teacher.needs_model
+        forward += self.needs_collision and self.entropy.selects_tokens  # entropies take a pass of their own
         return TrainingPasses(forward, self.updates, self.critic.minibatches if self.baseline.needs_critic else None)
 
     @property

@@ -116,7 +116,10 @@ class QueueSettings:
 
 @dataclass(frozen=True)
 class LogprobTricks:
-    """Stage 7: the options that use log-probs from before the updates, and whether any needs the learner's."""
+    """Stage 7: the options that use log-probs from before the updates, and whether any needs the learner's.
+
+    `needs_collision`: the baseline also reads the sums of its squared probabilities.
+    """
 
     old_policy: OldPolicy
     correction: Correction
@@ -126,6 +129,7 @@ class LogprobTricks:
     twin: Twin
     seed: int
     needs_logprobs: bool
+    needs_collision: bool
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ def policy_loss(
     kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
     entropy_term = tricks.entropy(entropy, batch.entropy_coef)
     loss = tricks.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
+    if tricks.entropy.imitates:  # a mean of its own, over the right responses of the optimiser step
+        entropy_term = tricks.entropy.imitation(logprobs, batch.right, batch.entropy_coef)
+        loss = loss + (entropy_term * mask).sum() / max(batch.right_tokens, 1)
     with torch.no_grad():
         moved = current - old  # log-ratio of the learner now to the old policy
         total = partial(_total, mask)

@@ -22,7 +22,7 @@ from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.tricks.teacher import Teacher
-from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
+from grpo_lab.types import Bool, Float, Graded, Groups, Int, Tensor
 
 # The axes whose options may be no-ops in a run, and are then reported as such.
 MEASURED_AXES = (
@@ -67,7 +67,9 @@ def step_metrics(
         metrics["reward/evolving_rubrics"] = sum(len(one.rubrics) for one in made.rollouts.problems) / made.number
     return metrics | {
         "active_fraction/curriculum": batch.passed_over,
-        "active_fraction/aggregation": reweighted_tokens(aggregation, step.inputs.loss_mask, rollouts.group_size),
+        "active_fraction/aggregation": reweighted_tokens(
+            aggregation, step.inputs.loss_mask, rollouts.group_size, step.inputs.advantages
+        ),
         "train/entropy_coef": step.inputs.entropy_coef,
     } | taught_tokens(teacher, step)  # fmt: skip
 
@@ -179,13 +181,15 @@ def row_fractions(step: FinishedStep) -> dict[str, float]:
     return metrics
 
 
-def reweighted_tokens(aggregation: Aggregation, loss_mask: Bool[Tensor, "N T"], group_size: int) -> float:
+def reweighted_tokens(
+    aggregation: Aggregation, loss_mask: Bool[Tensor, "N T"], group_size: int, advantages: Float[Tensor, "N T"]
+) -> float:
     """The share of the loss's tokens whose weight, beside the mean weight, is not that of `sequence_mean`.
 
     A weight that differs by less than a hundredth counts as the same. The weights are those of one optimiser step over
     the whole batch.
     """
-    totals = totals_of(loss_mask, group_size, range(len(loss_mask)))
+    totals = totals_of(loss_mask, group_size, range(len(loss_mask)), advantages)
     token_loss = torch.zeros(loss_mask.shape, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(aggregation(token_loss, loss_mask, totals), token_loss)

@@ -33,14 +33,16 @@ from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts
 class BeforeUpdates:
     """Stage 7: log-probs, values and masks of a rollout batch before its updates.
 
-    `logprobs` and `entropy` are the learner's, `values` the critic's; each is None when nothing needs it. `rejected` is
-    the record after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per
-    token. `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics` describe
-    what the tricks of this stage did.
+    `logprobs`, `entropy` and `collision` are the learner's, `values` the critic's; each is None when nothing needs it.
+    `collision` is the sum over the vocabulary of squared probabilities at each sampled token. `rejected` is the record
+    after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per token.
+    `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics` describe what
+    the tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
     entropy: Float[Tensor, "N T"] | None
+    collision: Float[Tensor, "N T"] | None
     old_logprobs: Float[Tensor, "N T"] | None
     ref_logprobs: Float[Tensor, "N T"] | None
     teacher_logprobs: Float[Tensor, "N T"] | None
@@ -58,11 +60,13 @@ class BeforeUpdates:
 class Advantages:
     """Stage 8: rewards minus the baseline (`centred`), and the advantages after the scale (`scaled`).
 
-    One number per response [P, G], or per token [N, T] if the baseline is per token.
+    One number per response [P, G], or per token [N, T] if the baseline is per token. `targets` are what the critic
+    learns, None without one.
     """
 
     centred: Tensor
     scaled: Tensor
+    targets: Float[Tensor, "N T"] | None = None
 
 
 @dataclass
@@ -73,6 +77,7 @@ class UpdateAccumulator:
     the tokens in `logprob_mask`. `sums` are over tokens in the loss of all updates, `first` of the first update only.
     `in_loss` counts tokens in the losses, including rows that were skipped in the forward pass. `affected` are tokens
     that the surrogate changed in any update. `loss_scale` is the factor on the loss; None if the precision needs none.
+    `kl_coef` is the coefficient of a KL penalty that adapts, else None.
     """
 
     version: int
@@ -88,6 +93,7 @@ class UpdateAccumulator:
     in_loss: int = 0
     overflowed: int = 0  # updates skipped because a gradient was not finite in the learner's half precision
     loss_scale: float | None = None
+    kl_coef: float | None = None
 
     @classmethod
     def of(cls, inputs: StepInputs, version: int) -> UpdateAccumulator:
@@ -129,6 +135,8 @@ class UpdateAccumulator:
         metrics["train/overflowed_updates"] = float(self.overflowed)
         if self.loss_scale is not None:
             metrics["train/loss_scale"] = self.loss_scale
+        if self.kl_coef is not None:
+            metrics["train/kl_coef"] = self.kl_coef
         if not self.reports:
             return metrics
         number, reports = len(self.reports), on_cpu(self.reports)
@@ -169,13 +177,15 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     `filtered` is the batch's record after the group filter.
     """
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
-    logprobs = entropy = reference = taught = weights = values = None
-    accepted, rejected, metrics = sampled, filtered, {}
+    logprobs = entropy = collision = reference = taught = weights = values = None
+    accepted, rejected, metrics, kl = sampled, filtered, {}, tricks.kl.at(state.kl_coef)
     noise = partial(rollout_uniforms, rollouts, tricks.seed, step=state.account.steps)
-    if tricks.needs_logprobs:
+    if tricks.needs_collision:
+        logprobs, collision = _batch_logprobs(state, state.learner, rollouts, False, collision=True)
+    if tricks.needs_logprobs and (logprobs is None or tricks.entropy.selects_tokens):
         logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
     old = tricks.old_policy(logprobs, sampler)
-    if tricks.kl.needs_reference:
+    if kl.needs_reference:
         with state.as_reference() as model:
             reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
     if state.teacher is not None:
@@ -187,8 +197,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         accepted = accepted_tokens(tricks, rollouts, logprobs, filtered.in_loss.flatten(), noise)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
-    kl_penalties = tricks.kl.token_penalties(old, reference, sampled)
-    graded = tricks.kl.shape(rejected, kl_penalties)
+    kl_penalties = kl.token_penalties(old, reference, sampled)
+    graded = kl.shape(rejected, kl_penalties)
     in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns
     chosen = in_loss
     if entropy is not None:
@@ -202,6 +212,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     return BeforeUpdates(
         logprobs,
         entropy,
+        collision,
         old,
         reference,
         taught,
@@ -273,9 +284,13 @@ def estimate_advantages(
 ) -> Advantages:
     """Stage 8: advantages by baseline and scale; baselines that generate use `continuations`."""
     earned = rewards_by_token(before.graded.reward, before.kl_penalties, rollouts.sampled_mask)
-    centred = baseline.centre(before.graded, Credit(rollouts, earned, before.values, continuations))
+    credit = Credit(
+        rollouts, earned, before.values, continuations, before.logprobs, before.collision, before.correction_weights
+    )
+    centred = baseline.centre(before.graded, credit)
     accepted = rollouts.sampled_mask & before.accepted_mask
-    return Advantages(centred, scaled(baseline, scale, centred, before.graded, accepted))
+    targets = baseline.value_targets(before.graded, credit, centred) if baseline.needs_critic else None
+    return Advantages(centred, scaled(baseline, scale, centred, before.graded, accepted), targets)
 
 
 def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, accepted: Bool[Tensor, "N T"]) -> Tensor:
@@ -296,7 +311,7 @@ def make_inputs(
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
-        before.correction_weights, entropy_coef,
+        before.correction_weights, entropy_coef, before.graded.outcome.flatten() > 0.5,
     )  # fmt: skip
 
 
@@ -307,6 +322,10 @@ def train_on(
     rollouts, step = inputs.rollouts, state.account.steps
     accumulator = UpdateAccumulator.of(inputs, state.updates)
     updates, loss = settings.updates, settings.loss
+    if loss.kl.adapts:
+        accumulator.kl_coef = state.kl_coef
+        loss = replace(loss, kl=loss.kl.at(state.kl_coef))
+        settings = replace(settings, loss=loss)
     updates.begin(state.optimizer)
     with doing("", updates.number, "updates") as shown:
         for number, part in enumerate(shown.each(updates.split(settings.problems_per_step))):
@@ -317,10 +336,9 @@ def train_on(
             noise = step_noise(loss, updates, rollouts, settings.seed, step, number)
             update(settings, state, marked(loss, state, batches, noise), tokens_in_loss(inputs, part), accumulator)
     if state.critic is not None:
-        assert before.values is not None, "compute_logprobs asks the critic"
+        assert before.values is not None and advantages.targets is not None, "compute_logprobs asks the critic"
         learnt = rollouts.sampled_mask & before.graded.in_statistics.flatten()[:, None]
-        targets = advantages.centred + before.values
-        accumulator.critic = state.critic.learn(rollouts, learnt, before.values, targets, state.account)
+        accumulator.critic = state.critic.learn(rollouts, learnt, before.values, advantages.targets, state.account)
     if before.logprobs is not None:  # these cover all sampled tokens, the first update only some of them
         accumulator.logprobs, accumulator.logprob_mask = before.logprobs, rollouts.sampled_mask
     check_last_sync(
@@ -330,20 +348,26 @@ def train_on(
     state.account.steps += 1
     if accumulator.reports:
         state.entropy_coef = loss.entropy.next_coef(state.entropy_coef, accumulator.mean("entropy"))
+        if loss.kl.adapts:
+            state.kl_coef = loss.kl.next_coef(state.kl_coef, accumulator.mean("k3_ref"), rollouts.num_rows)
     if state.precision.scales_loss:
         accumulator.loss_scale = state.loss_scale.get_scale()
     return accumulator
 
 
 def _batch_logprobs(
-    state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool
+    state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool, collision: bool = False
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
-    """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision."""
+    """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision.
+
+    With `collision` the sums of squared probabilities in place of the entropies.
+    """
     prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
     state.account.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
     return rollout_logprobs(
-        model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy
-    )
+        model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy,
+        collision,
+    )  # fmt: skip
 
 
 def step_noise(
@@ -395,7 +419,8 @@ def update(
     tricks, own, dealt = settings.loss, [], ranks.dealt(len(batches))
     with doing("", len(dealt), "microbatches") as shown:
         for place, counts in shown.each(dealt):
-            batch, logprobs, entropy = _read(state, batches[place], True, tricks.entropy.needs_gradient)
+            through_entropy = tricks.entropy.needs_gradient and not tricks.entropy.imitates
+            batch, logprobs, entropy = _read(state, batches[place], True, through_entropy)
             assert entropy is not None, "it was asked for"
             output = policy_loss(tricks, batch, logprobs, entropy)
             state.loss_scale.scale(output.loss if counts else 0 * output.loss).backward()

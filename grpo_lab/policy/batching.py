@@ -34,12 +34,25 @@ class StepInputs:
     ref_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     entropy_coef: float = 0.0
+    right: Bool[Tensor, "N"] | None = None  # rows whose outcome is 1
 
 
-def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
-    """Counts over one optimiser step from its mask of counted tokens; per-row counts are those of `rows`."""
+def totals_of(
+    counted: Bool[Tensor, "N T"],
+    group_size: int,
+    rows: Sequence[int],
+    advantages: Float[Tensor, "N T"],
+    microbatches: int = 1,
+) -> Totals:
+    """Counts over one optimiser step from its mask of counted tokens; per-row counts are those of `rows`.
+
+    A row's side is that of the sign of its `advantages`, which are 0 outside the loss.
+    """
     row_tokens = counted.sum(dim=1)
-    problem_tokens = row_tokens.reshape(-1, group_size).sum(dim=1)
+    by_group = row_tokens.reshape(-1, group_size)
+    problem_tokens = by_group.sum(dim=1)
+    signs = ((advantages > 0).any(dim=1).long() - (advantages < 0).any(dim=1).long()).reshape(-1, group_size)
+    same_side = signs[:, :, None] == signs[:, None, :]
     index = torch.tensor(rows)
     return Totals(
         num_tokens=int(row_tokens.sum()),
@@ -48,6 +61,9 @@ def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int]
         num_microbatches=microbatches,
         row_tokens=row_tokens[index],
         problem_tokens=problem_tokens[index // group_size],
+        problem_rows=(by_group > 0).sum(dim=1)[index // group_size],
+        side_tokens=(same_side * by_group[:, None]).sum(dim=2).flatten()[index],
+        side_rows=(same_side & (by_group[:, None] > 0)).sum(dim=2).flatten()[index],
     )
 
 
@@ -75,6 +91,7 @@ def make_minibatch(
     step = slice(problems.start * size, problems.stop * size)
     loss_mask = inputs.loss_mask[step]
     counted = denominator.counted_tokens(rollouts.sampled_mask[step], loss_mask)
+    right = None if inputs.right is None else inputs.right[step]
     live, ends = loss_mask.any(dim=1).nonzero().squeeze(1).tolist(), mask_lengths(loss_mask)
     if only_signal and live:
         pulls = (loss_mask & (inputs.advantages[step] != 0)).any(dim=1).tolist()
@@ -99,8 +116,12 @@ def make_minibatch(
                 ref_logprobs=_cut(inputs.ref_logprobs, step, rows, width),
                 correction_weights=_cut(inputs.correction_weights, step, rows, width),
                 entropy_coef=inputs.entropy_coef,
-                totals=totals_of(counted, size, rows, len(groups)),
-                original_totals=totals_of(rollouts.sampled_mask[step], size, rows, len(groups)),
+                totals=totals_of(counted, size, rows, inputs.advantages[step], len(groups)),
+                original_totals=totals_of(
+                    rollouts.sampled_mask[step], size, rows, inputs.advantages[step], len(groups)
+                ),
+                right=None if right is None else right[rows],
+                right_tokens=0 if right is None else int(loss_mask[right].sum()),
             )
         )
     return batches
@@ -151,13 +172,15 @@ def rollout_logprobs(
     microbatching: Microbatching,
     device: torch.device,
     with_entropy: bool = True,
+    collision: bool = False,
 ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
     """Log-prob and (`with_entropy`) entropy of every sampled token under `model`; 0 elsewhere.
 
+    With `collision` the second is not the entropy but the sum over the vocabulary of the squared probabilities.
     Computed without gradient, each rank a part of the rows; the results are on the CPU, whole on every rank.
     """
     found = torch.zeros_like(rollouts.sampler_logprobs)
-    entropies = torch.zeros_like(found) if with_entropy else None
+    entropies = torch.zeros_like(found) if with_entropy or collision else None
     prompts = [rollouts.prompt_of_row(row) for row in range(rollouts.num_rows)]
     ends = mask_lengths(rollouts.sampled_mask)
     groups = spread(_microbatches(prompts, ends, microbatching), [len(one) + end for one, end in zip(prompts, ends)])
@@ -171,7 +194,9 @@ def rollout_logprobs(
                 microbatching, precision,
             )  # fmt: skip
             inputs = on_device(laid_out, device)
-            read.append(logprobs_of(model, inputs, temperature, precision, with_entropy, False, microbatching))
+            read.append(
+                logprobs_of(model, inputs, temperature, precision, with_entropy, False, microbatching, collision)
+            )
     for (place, counts), (logprobs, entropy) in zip(dealt, on_cpu(read)):
         if not counts:
             continue

@@ -91,14 +91,19 @@ def logprobs_of(
     with_entropy: bool,
     entropy_gradient: bool,
     microbatching: Microbatching,
+    collision: bool = False,
 ) -> tuple[Float[Tensor, "M T"], Float[Tensor, "M T"] | None]:
-    """`token_logprobs` of rows that are laid out and on the model's device."""
+    """`token_logprobs` of rows that are laid out and on the model's device.
+
+    With `collision` the second is not the entropy but the sum of the squared probabilities, as in `of_logits`. The
+    fused head does not compute it, so such a pass has its logits in chunks.
+    """
     layout, targets, asked = inputs.layout, inputs.targets, (temperature, with_entropy, entropy_gradient)
     head = linear_head(model)
     if head is None:
         with _arithmetic(targets.device, precision):
             logits = layout.logits(model)
-        picked, spread = of_logits(logits, targets, *asked)
+        picked, spread = of_logits(logits, targets, *asked, collision)
     else:
         assert isinstance(model, PreTrainedModel), "linear_head knows the heads of no others"
 
@@ -111,11 +116,11 @@ def logprobs_of(
                 hidden = layout.foreseeing(layout.states(model.base_model))
             bound = microbatching.logits_per_chunk
             positions = max(1, len(hidden) if bound is None else bound // head.weight.shape[0])
-            if microbatching.fuses_head and can_fuse(head):
+            if microbatching.fuses_head and can_fuse(head) and not collision:
                 with _arithmetic(targets.device, precision):
                     picked, spread = fused_logprobs(head, hidden, targets, temperature, entropy_gradient, positions)
                 return picked, spread if with_entropy else None
-            return in_chunks(logits_of, hidden, targets, *asked, positions)
+            return in_chunks(logits_of, hidden, targets, *asked, positions, collision)
 
         picked, spread = within(model, read)
     zeros, place = torch.zeros(inputs.shape, dtype=picked.dtype, device=targets.device), (inputs.rows, inputs.columns)

@@ -31,10 +31,18 @@ def of_logits(
     temperature: float,
     with_entropy: bool,
     entropy_gradient: bool,
+    collision: bool = False,
 ) -> LogProbs:
-    """Log-prob of each target and, with `with_entropy`, the entropy (nats) of the full softmax at `temperature`."""
+    """Log-prob of each target and, with `with_entropy`, the entropy (nats) of the full softmax at `temperature`.
+
+    With `collision` the second is instead the sum of the squared probabilities of that softmax, without gradient: the
+    probability that two tokens drawn from it are the same.
+    """
     log_softmax = torch.log_softmax(widen(logits) / temperature, dim=-1)
     picked = log_softmax.gather(1, targets[:, None]).squeeze(1)
+    if collision:
+        with torch.no_grad():
+            return picked, (2 * log_softmax).exp().sum(dim=-1)
     if not with_entropy:
         return picked, None
     with contextlib.nullcontext() if entropy_gradient else torch.no_grad():
@@ -49,11 +57,12 @@ def in_chunks(
     with_entropy: bool,
     entropy_gradient: bool,
     positions: int,
+    collision: bool = False,
 ) -> LogProbs:
     """`of_logits` of the head's logits, for at most `positions` hidden states at a time, forward and backward."""
 
     def part(states: Tensor, wanted: Tensor) -> LogProbs:
-        return of_logits(logits_of(states), wanted, temperature, with_entropy, entropy_gradient)
+        return of_logits(logits_of(states), wanted, temperature, with_entropy, entropy_gradient, collision)
 
     if len(hidden) <= positions:
         return part(hidden, targets)
@@ -62,7 +71,7 @@ def in_chunks(
         for states, wanted in zip(hidden.split(positions), targets.split(positions))
     ]
     picked = torch.cat([one[0] for one in parts])
-    return picked, torch.cat([one[1] for one in parts]) if with_entropy else None
+    return picked, torch.cat([one[1] for one in parts]) if with_entropy or collision else None
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:

@@ -156,6 +156,7 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
         in_statistics=graded,
         in_loss=graded,
         failed=~graded if reward.may_fail else None,
+        part_weights=reward.part_weights,
         target_length=None
         if None in lengths_asked_for
         else torch.tensor(lengths_asked_for)[:, None].expand(-1, rollouts.group_size),

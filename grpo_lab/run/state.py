@@ -56,8 +56,9 @@ class RunState:
     are the learner without its adapter. `kept` are the weights of the latest syncs by version, if evaluation asks the
     weights that sampled a batch and the schedule lets them lag behind the learner.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
-    `account` count the work so far. `entropy_coef` is the entropy trick's state. `probe_best` is the best verifier
-    outcome of each probe question so far. `log_position` is the log's size in bytes at the checkpoint.
+    `account` count the work so far. `entropy_coef` is the entropy trick's state and `kl_coef` the kl trick's.
+    `probe_best` is the best verifier outcome of each probe question so far. `log_position` is the log's size in bytes
+    at the checkpoint.
     """
 
     device: torch.device
@@ -77,6 +78,7 @@ class RunState:
     model_flops: ModelFlops
     account: ComputeAccount
     entropy_coef: float
+    kl_coef: float
     loss_scale: torch.amp.GradScaler
     precision: Precision
     temperature: float
@@ -199,6 +201,7 @@ class RunState:
             "ledger": dict(vars(self.account)),
             "updates": self.updates,
             "entropy_coef": self.entropy_coef,
+            "kl_coef": self.kl_coef,
             "optimizer": None if "optimizer" in shards else self.optimizer.state_dict(),
             "log_position": log_position,
             "reference": None if reference is None else reference.state_dict(),
@@ -214,6 +217,7 @@ class RunState:
         self.account = ComputeAccount(**state["ledger"])
         self.updates = state["updates"]
         self.entropy_coef = state["entropy_coef"]
+        self.kl_coef = state.get("kl_coef", self.kl_coef)  # older runs have no KL penalty that adapts
         self.log_position = state["log_position"]
         if state["optimizer"] is not None:
             load_optimizer(self.optimizer, self.learner, state["optimizer"])
@@ -417,6 +421,7 @@ def open_state(
         model_flops=model_flops,
         account=account,
         entropy_coef=run.entropy.start,
+        kl_coef=run.kl.start,
         loss_scale=torch.amp.GradScaler(device.type, enabled=run.learner_precision.scales_loss),
         precision=run.learner_precision,
         temperature=run.engine.temperature,

@@ -220,6 +220,16 @@ class Grader(ABC):
 
     may_fail: ClassVar[bool] = False  # whether an outcome may be NaN
 
+    @property
+    def has_parts(self) -> bool:
+        """True if the reward has several components that can differ between the responses to a problem."""
+        return False
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Component -> the weight that it contains, for components that contain one."""
+        return {}
+
     def __post_init__(self) -> None:
         require(
             self.correct > self.wrong,

@@ -91,6 +91,14 @@ class FunctionReward(Grader):
         """The names of the components of the reward."""
         return tuple(one.rpartition(":")[2] for one in self.functions)
 
+    @property
+    def has_parts(self) -> bool:
+        return len(self.names) > 1
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        return dict(zip(self.names, self.weights))
+
     def grades(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:

@@ -202,6 +202,14 @@ class Rubric(Grader):
         """The components of the reward, the same for every problem."""
         return [*(item.component for item in self._fixed()), *([OF_PROBLEM] if self.from_problem else [])]
 
+    @property
+    def has_parts(self) -> bool:
+        return len(self.components) > 1
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        return {item.component: item.weight for item in self._fixed()}
+
     def check(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
             if not any(item.weight > 0 for item in self.items(problem)):

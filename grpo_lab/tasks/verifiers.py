@@ -144,6 +144,10 @@ class Near(Strict):
     near: float  # of the reward
     within: int
 
+    @property
+    def has_parts(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         room = self.correct - self.wrong

@@ -57,6 +57,14 @@ class Weighted(Grader):
             remedy = f"set reward.{name}, and in the YAML of this reward {place}: ${{...{name}}}"
             require(own == getattr(self, name), place, own, f"reward.{name} ({getattr(self, name)})", remedy)
 
+    @property
+    def has_parts(self) -> bool:
+        return len(self.parts) > 1
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        return dict(self.weights)
+
     def grades(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:

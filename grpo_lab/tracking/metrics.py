@@ -180,6 +180,7 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("train/kl_term", "loss", "mean over tokens of the loss", "what the kl trick added per token"),
     Metric("train/entropy_term", "loss", "mean over tokens of the loss", "what the entropy trick added per token"),
     Metric("train/entropy_coef", "1", "of the step", "coefficient of the entropy term; negative while it waits"),
+    Metric("train/kl_coef", "1", "of the step", "coefficient of a KL penalty that follows a target"),
     Metric("train/overflowed_updates", "updates", "sum", "optimiser steps left out: a scaled gradient overflowed"),
     Metric("train/loss_scale", "1", "of the step", "factor on the loss, if half precision needs one"),
     # Learner before the updates against sampler, over sampled tokens. If nothing needs the log-probs of all sampled

@@ -23,10 +23,12 @@ class Aggregation(Trick, ABC):
 
     `rows_weigh_alike`: a response's weight does not grow with its length. `sums_rows`: a response's token losses are
     summed and not divided by its length. `invariant`: microbatching and padding do not change the loss.
+    `reads_signs`: depends on the signs of the responses' advantages.
     """
 
     rows_weigh_alike: ClassVar[bool] = False
     sums_rows: ClassVar[bool] = False
+    reads_signs: ClassVar[bool] = False
 
     @property
     def invariant(self) -> bool:
@@ -114,6 +116,34 @@ class PromptMean(Aggregation):
     ) -> Float[Tensor, ""]:
         row_sums = (token_loss * loss_mask).sum(dim=1)
         return (row_sums / totals.problem_tokens.clamp(min=1)).sum() / max(totals.num_problems, 1)
+
+
+@dataclass(frozen=True)
+class Balanced(Aggregation):
+    """Average over tokens among responses of one sign, and weigh both signs by responses (arXiv:2605.04077).
+
+    loss = mean_p (k_p / G_p * token mean where A > 0 + (G_p - k_p) / G_p * token mean where A < 0)
+
+    k_p of the group's G_p responses have a positive advantage. In PromptMean each sign weighs by its tokens, so longer
+    wrong responses push harder than right ones although their advantages cancel; in SequenceMean a token of a longer
+    response weighs less. Here both signs weigh as in SequenceMean, and the tokens within a sign alike. The paper treats
+    rewards of two values, where either all advantages of a group are 0 or none is. Responses with A = 0 are a third
+    side here, with their own share of the group and mean: they thin out no other side, a group without signal is that
+    side alone, as in PromptMean, and a KL or entropy term keeps its total weight. Under `denominator: original`,
+    responses that left the loss are on that side too.
+    """
+
+    reads_signs: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "sum_p( sum_s G_ps / G_p * sum_{{i in p with sign(A_i) = s, t}}(m * L) / n_ps ) / P, s of -1, 0 and 1"
+    )
+
+    def __call__(
+        self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
+    ) -> Float[Tensor, ""]:
+        row_sums = (token_loss * loss_mask).sum(dim=1)
+        shares = totals.side_rows / totals.problem_rows.clamp(min=1)
+        return (row_sums * shares / totals.side_tokens.clamp(min=1)).sum() / max(totals.num_problems, 1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from grpo_lab.checks import require_field, require_positive
 from grpo_lab.renamed import renamed_facts
 from grpo_lab.tricks.base import Trick, group_mean, tied
 from grpo_lab.tricks.convention import Singleton
-from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor
+from grpo_lab.types import Bool, Float, Graded, Rollouts, Tensor, to_groups
 
 
 class Weights(Enum):
@@ -57,12 +57,17 @@ class Credit:
 
     `token_rewards` add up to the row's reward: the KL penalty of a token is its own reward, the rest is at the last
     sampled token. `values` are the critic's estimates for the state before each token; None without a critic.
+    `logprobs` are the learner's before the updates, `collision` the sum over the vocabulary of its squared
+    probabilities where each token was drawn, `weights` the correction's; None where nothing needs them.
     """
 
     rollouts: Rollouts
     token_rewards: Float[Tensor, "N T"]
     values: Float[Tensor, "N T"] | None
     estimator: Estimator
+    logprobs: Float[Tensor, "N T"] | None = None
+    collision: Float[Tensor, "N T"] | None = None
+    weights: Float[Tensor, "N T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class Baseline(Trick, ABC):
     the statistics keeps its raw reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`:
     reads a critic's values. `generates`: samples further responses. `continues`: samples from the middle of a response.
     `constant_over_batch`: subtracts one number from all rewards of the batch. `reward_to_go`: a token's reward leaves
-    out only the KL penalty of earlier tokens.
+    out only the KL penalty of earlier tokens. `needs_collision`: reads the learner's log-probs and its squared
+    probabilities summed over the vocabulary. `is_group_mean`: subtracts the group's mean and does nothing else.
     """
 
     group_relative: ClassVar[bool]
@@ -90,6 +96,8 @@ class Baseline(Trick, ABC):
     continues: ClassVar[bool] = False
     constant_over_batch: ClassVar[bool] = False
     reward_to_go: ClassVar[bool] = False
+    needs_collision: ClassVar[bool] = False
+    is_group_mean: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -110,6 +118,11 @@ class Baseline(Trick, ABC):
     def centre(self, graded: Graded, credit: Credit) -> Tensor:
         """Reward minus baseline, for a baseline that reads more than rewards; [N, T] where `per_token`."""
         return self(graded)
+
+    def value_targets(self, graded: Graded, credit: Credit, centred: Tensor) -> Float[Tensor, "N T"]:
+        """What the critic's values are fitted to, where `needs_critic`; `centred` is what `centre` gave."""
+        assert credit.values is not None, "needs_critic makes the loop compute them"
+        return centred + credit.values
 
 
 def _centre(centred: Float[Tensor, "P G"], graded: Graded, singleton: Singleton) -> Float[Tensor, "P G"]:
@@ -134,6 +147,7 @@ class GroupMean(Baseline):
     singleton: Singleton
 
     group_relative: ClassVar[bool] = True
+    is_group_mean: ClassVar[bool] = True
     formula: ClassVar[str] = "R - mean_g(R)"
 
     @property
@@ -211,6 +225,37 @@ class BatchMean(Baseline):
         mean = (weights * graded.reward).sum() / weights.sum().clamp(min=1)
         flat = tied(graded.reward.reshape(1, -1), graded.in_statistics.reshape(1, -1))
         return torch.where(graded.in_statistics & ~flat, graded.reward - mean, 0.0)
+
+
+@dataclass(frozen=True)
+class ForwardCorrection(Baseline):
+    """Subtract what a right answer earns on average from a verifier that misses some (PGFC, arXiv:2510.00915).
+
+    centred = reward - (wrong + (1 - false_negative_rate) * (correct - wrong))
+
+    In the paper's units, where correct is 1 and wrong 0, a response that was called right gets the false negative rate
+    rho1, and one that was called wrong rho1 - 1. Over the verifier's mistakes a right response gets 0 on average and a
+    wrong one -(1 - rho0 - rho1), so the expected gradient is that of the clean reward times 1 - rho0 - rho1, and the
+    false positive rate rho0 need not be known. Made for rewards of one part with mistakes that are drawn for each
+    response, and for scale=none: with a deviation of the group it is no longer this gradient. Differs from
+    `reward_shaping=backward_correction`, which needs both rates and corrects the reward itself.
+    """
+
+    false_negative_rate: float  # share of right responses that the verifier calls wrong
+    correct: float  # the verifier's reward of a right answer
+    wrong: float  # the verifier's reward of a wrong answer
+
+    group_relative: ClassVar[bool] = False
+    constant_over_batch: ClassVar[bool] = True
+    formula: ClassVar[str] = "R - ({wrong} + (1 - {false_negative_rate}) * ({correct} - {wrong}))"
+
+    def __post_init__(self) -> None:
+        require_field(0 <= self.false_negative_rate < 1, self, "false_negative_rate", "in [0, 1)")
+        require_field(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
+
+    def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
+        expected = self.wrong + (1 - self.false_negative_rate) * (self.correct - self.wrong)
+        return torch.where(graded.in_statistics, graded.reward - expected, 0.0)
 
 
 @dataclass(frozen=True)
@@ -399,6 +444,72 @@ class ReturnToGo(CreditBaseline):
 
 
 @dataclass(frozen=True)
+class OptimalToken(CreditBaseline):
+    """Subtract from each token's reward to go its own mean over the group (Optimal Token Baseline, arXiv:2602.07078).
+
+    A_it = G_it - B_t;  B_t = sum_i W_it G_it / (sum_i W_it + eps), over the rows of the group with a token t
+    W_it = sum_{u <= t} w_iu^2 (1 - 2 pi_iu + sum_v pi_v^2)
+
+    G is the reward to go, and w the weight of the correction axis, 1 without one. The term in brackets is the squared
+    norm of the gradient of token u's log-prob with respect to the logits: pi_iu is the probability of the token and the
+    sum is over the vocabulary, both of the learner before the updates, in the same pass as the log-probs. A row whose
+    tokens so far were uncertain counts more. Among baselines that depend on the position alone this one has the least
+    variance if the gradients of different tokens are orthogonal and are those of the logits. Differs from
+    LengthWeighted, which weighs a row by all its tokens, also later ones. The mean includes the row itself. Where only
+    one row has a token t, B_t is 0 with `zero_tail`, and otherwise that row's own G, so the token gets 0; verl has had
+    both defaults. Where all rows with a token t have equal G, two or more, the token gets exactly 0.
+    """
+
+    zero_tail: bool
+    eps: float
+
+    group_relative: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
+    needs_collision: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "eps")
+
+    @property
+    def smallest_group(self) -> int:
+        return 1 if self.zero_tail else 2
+
+    @property
+    def handles_singletons(self) -> bool:
+        return self.zero_tail
+
+    @property
+    def formula(self) -> str:
+        tail = ", B_t = 0 where one row has a token t" if self.zero_tail else ""
+        energy = "W_it = sum_{{u<=t}} w^2 (1 - 2 pi + sum_v pi_v^2)"
+        return f"G_t - B_t, B_t = sum_g(W_t G_t) / (sum_g(W_t) + {{eps}}), {energy}{tail}"
+
+    def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
+        assert credit.logprobs is not None and credit.collision is not None, "needs_collision has them computed"
+        sampled = credit.rollouts.sampled_mask & graded.in_statistics.flatten()[:, None]
+        dtype, size = graded.reward.dtype, credit.rollouts.group_size
+        energy = (1 - 2 * credit.logprobs.to(dtype).exp() + credit.collision.to(dtype)).clamp(min=0)
+        if credit.weights is not None:
+            energy = energy * credit.weights.to(dtype) ** 2
+        mask, to_go, weight = (
+            to_groups(values, size)
+            for values in (
+                sampled,
+                credit.token_rewards.flip(1).cumsum(1).flip(1),
+                torch.where(sampled, energy, 0.0).cumsum(1),
+            )
+        )
+        weight = torch.where(mask, weight, 0.0)
+        # Rewards are counted from the largest, so that equal ones leave exactly 0 whatever the weights and eps.
+        largest = torch.where(mask, to_go, -torch.inf).amax(dim=1, keepdim=True)
+        above = torch.where(mask, to_go - largest, 0.0)
+        centred = above - (weight * above).sum(1, keepdim=True) / (weight.sum(1, keepdim=True) + self.eps)
+        if self.zero_tail:
+            centred = torch.where(mask.sum(dim=1, keepdim=True) == 1, to_go, centred)
+        return torch.where(mask, centred, 0.0).reshape(sampled.shape)
+
+
+@dataclass(frozen=True)
 class Gae(CreditBaseline):
     """Generalised advantage estimation with a learned critic (PPO, arXiv:1506.02438 and 1707.06347).
 
@@ -426,10 +537,61 @@ class Gae(CreditBaseline):
         return advantage_estimates(credit.token_rewards, credit.values, mask, self.gamma, self.lam)
 
 
+@dataclass(frozen=True)
+class LengthAdaptiveGae(CreditBaseline):
+    """Gae whose lambda grows with the response, and whose critic learns with another (VAPO, arXiv:2504.05118).
+
+    advantage: lambda_i = 1 - 1 / max(alpha * n_i, 1), n_i the sampled tokens of the response
+    critic's target: sum_l (gamma lam_value)^l delta_{t+l} + V(s_t), the plain return where both are 1
+
+    With a fixed lambda of 0.95 a reward at the end reaches no token more than a hundred before it. Here the sum of the
+    weights lambda^l is about alpha * n_i. A response of at most 1 / alpha tokens gets lambda 0, its one-step delta, as
+    in NeMo-RL; the paper leaves this open. Differs from Gae, whose critic's target has the lambda of its advantages.
+    """
+
+    gamma: float
+    alpha: float  # per token
+    lam_value: float
+
+    per_token: ClassVar[bool] = True
+    needs_critic: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "sum_l ({gamma} * lambda_i)^l (R_t + {gamma} * V_next - V), over t and the tokens after it, "
+        "lambda_i = 1 - 1 / max({alpha} * n_i, 1); {lam_value} for the critic's target"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "alpha")
+        for name in ("gamma", "lam_value"):
+            require_field(0 < getattr(self, name) <= 1, self, name, "in (0, 1]")
+
+    def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "N T"]:
+        lengths = self._mask(graded, credit).sum(dim=1).to(graded.reward.dtype)
+        return self._estimates(graded, credit, 1 - 1 / (self.alpha * lengths).clamp(min=1))
+
+    def value_targets(self, graded: Graded, credit: Credit, centred: Tensor) -> Float[Tensor, "N T"]:
+        assert credit.values is not None, "needs_critic makes the loop compute them"
+        return self._estimates(graded, credit, self.lam_value) + credit.values
+
+    def _mask(self, graded: Graded, credit: Credit) -> Bool[Tensor, "N T"]:
+        return credit.rollouts.sampled_mask & graded.in_statistics.flatten()[:, None]
+
+    def _estimates(self, graded: Graded, credit: Credit, lam: float | Float[Tensor, "N"]) -> Float[Tensor, "N T"]:
+        assert credit.values is not None, "needs_critic makes the loop compute them"
+        return advantage_estimates(credit.token_rewards, credit.values, self._mask(graded, credit), self.gamma, lam)
+
+
 def advantage_estimates(
-    rewards: Float[Tensor, "N T"], values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], gamma: float, lam: float
+    rewards: Float[Tensor, "N T"],
+    values: Float[Tensor, "N T"],
+    mask: Bool[Tensor, "N T"],
+    gamma: float,
+    lam: float | Float[Tensor, "N"],
 ) -> Float[Tensor, "N T"]:
-    """Gae over the tokens in `mask` of each row, 0 elsewhere, in the precision of `rewards`."""
+    """Gae over the tokens in `mask` of each row, 0 elsewhere, in the precision of `rewards`.
+
+    `lam` is one for all rows or one for each.
+    """
     values, advantages = values.to(rewards.dtype), torch.zeros_like(rewards)
     next_value = following = rewards.new_zeros(rewards.shape[0])
     for t in reversed(range(rewards.shape[1])):

@@ -18,12 +18,13 @@ class Entropy(Trick, ABC):
     """A term added to each token's loss and aggregated with it, or a selection of tokens by entropy.
 
     The term's coefficient is state: it starts at `start`, `next_coef` updates it once per step, and checkpoints save
-    it. `needs_gradient`: the term's gradient goes through the entropy. `selects_tokens`: acts through `keeps`, and
-    needs the entropies of the rollouts.
+    it. `needs_gradient`: the term has a gradient of its own, through the entropy unless `imitates`. `selects_tokens`:
+    acts through `keeps`, and needs the entropies of the rollouts. `imitates`: acts through `imitation`.
     """
 
     needs_gradient: ClassVar[bool] = False
     selects_tokens: ClassVar[bool] = False
+    imitates: ClassVar[bool] = False
 
     @property
     def start(self) -> float:
@@ -37,6 +38,12 @@ class Entropy(Trick, ABC):
     def keeps(self, entropy: Float[Tensor, "N T"], sampled_mask: Bool[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
         """True on tokens that stay in the loss."""
         return torch.ones_like(sampled_mask)
+
+    def imitation(
+        self, logprobs: Float[Tensor, "M T"], right: Bool[Tensor, "M"] | None, coef: float
+    ) -> Float[Tensor, "M T"]:
+        """Each token's term of a mean over the tokens of right responses, whatever the aggregation is."""
+        return torch.zeros_like(logprobs)
 
     @abstractmethod
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
@@ -132,6 +139,41 @@ class HighEntropyTokens(Entropy):
         sampled = entropy[sampled_mask]
         number = max(1, round(self.share * sampled.numel()))
         return entropy >= sampled.topk(number).values[-1]
+
+    def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
+        return torch.zeros_like(entropy)
+
+
+@dataclass(frozen=True)
+class PositiveNll(Entropy):
+    """Add the negative log-likelihood of right responses (VAPO, arXiv:2504.05118, eq. 10).
+
+    loss += coef * sum over the tokens of right responses of -logprob / their number
+
+    The mean is over the tokens in the loss of the whole optimiser step, and is added beside the aggregation. In NeMo-RL
+    each microbatch divides by its own count, so the term grows with the number of microbatches. Right are the responses
+    that the training grader calls right, whatever their reward. The term narrows the policy to what it already solves,
+    so entropy falls, and it also acts on groups without signal. An optimiser step without a right response adds 0.
+    """
+
+    coef: float
+
+    needs_gradient: ClassVar[bool] = True
+    imitates: ClassVar[bool] = True
+    formula: ClassVar[str] = "{coef} * mean of -logp over the tokens of right responses, outside the aggregation"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "coef")
+
+    @property
+    def start(self) -> float:
+        return self.coef
+
+    def imitation(
+        self, logprobs: Float[Tensor, "M T"], right: Bool[Tensor, "M"] | None, coef: float
+    ) -> Float[Tensor, "M T"]:
+        assert right is not None, "the loop gives the loss the right responses"
+        return torch.where(right[:, None], -coef * logprobs, 0.0)
 
     def __call__(self, entropy: Float[Tensor, "M T"], coef: float) -> Float[Tensor, "M T"]:
         return torch.zeros_like(entropy)

@@ -8,7 +8,7 @@ states its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,11 +25,27 @@ class Kl(Trick, ABC):
 
     `needs_reference`: needs the reference's log-probs of the rollouts. `shapes_reward`: acts through `shape`, before
     the group statistics, and needs the old policy's log-probs there. `reads_old`: depends on the old policy.
+    `adapts`: the coefficient is state, which starts at `start`; `next_coef` updates it once per step, and checkpoints
+    save it.
     """
 
     needs_reference: ClassVar[bool] = True
     shapes_reward: ClassVar[bool] = False
     reads_old: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+
+    @property
+    def start(self) -> float:
+        """The coefficient of the first step, if it adapts."""
+        return 0.0
+
+    def at(self, coef: float) -> Kl:
+        """This option with the coefficient of a step; unchanged unless it adapts."""
+        return self
+
+    def next_coef(self, coef: float, kl: float, responses: int) -> float:
+        """The coefficient after a step on so many responses, whose KL from the reference was `kl` nats per token."""
+        return coef
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -215,3 +231,68 @@ class K3Unbiased(Kl):
     def penalty(self, above_old: Float[Tensor, "M T"], above_ref: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
         ratio = above_old.clamp(-self.log_ratio_limit, self.log_ratio_limit).exp()
         return bounded(ratio * (self.kl_coef * k3(above_ref, self.log_ratio_limit)), self.kl_coef * self.limit)
+
+
+@dataclass(frozen=True)
+class AdaptiveKl(Kl, ABC):
+    """A coefficient that follows a target (Ziegler et al., arXiv:1909.08593, sec. 2.2).
+
+    coef_{k+1} = coef_k * (1 + clip(kl / target - 1, -0.2, 0.2) * min(responses / horizon, 1))
+
+    `kl` is the step's mean k3 estimate of KL(learner || reference) over all its updates, in nats per token of the loss.
+    The coefficient rises while the policy is further from the reference than `target` and falls while it is nearer, by
+    at most 20% per `horizon` responses. Differs from verl, which measures before the updates and by the estimate of the
+    penalty. A step without an update leaves the coefficient as it is.
+    """
+
+    kl_coef: float  # of the first step
+    target: float  # nats per token
+    horizon: int  # responses
+
+    adapts: ClassVar[bool] = True
+
+    @property
+    def start(self) -> float:
+        return self.kl_coef
+
+    def at(self, coef: float) -> Kl:
+        return replace(self, kl_coef=coef)
+
+    def next_coef(self, coef: float, kl: float, responses: int) -> float:
+        off = min(max(kl / self.target - 1, -0.2), 0.2)
+        return coef * (1 + off * min(responses / self.horizon, 1.0))
+
+
+_MOVES = "; kl_coef moves to a KL of {target}, by at most 20% per {horizon} responses"
+
+
+@dataclass(frozen=True)
+class AdaptiveK1Reward(AdaptiveKl, K1Reward):
+    """K1Reward with a coefficient that follows a target (arXiv:1909.08593); see AdaptiveKl.
+
+    The penalty of a step and its group statistics use the coefficient that the steps before it left.
+    """
+
+    @property
+    def formula(self) -> str:
+        return super().formula + _MOVES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "target", "horizon")
+
+
+@dataclass(frozen=True)
+class AdaptiveK3Loss(AdaptiveKl, K3Loss):
+    """K3Loss with a coefficient that follows a target (arXiv:1909.08593); see AdaptiveKl.
+
+    All updates of a step use the coefficient that the steps before it left.
+    """
+
+    @property
+    def formula(self) -> str:
+        return super().formula + _MOVES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "target", "horizon")

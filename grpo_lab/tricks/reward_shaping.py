@@ -18,10 +18,12 @@ from grpo_lab.types import Float, Graded, Tensor
 class RewardShaping(Trick, ABC):
     """Adds named components to the reward. Correctness stays unchanged.
 
-    `group_relative`: compares a response with others of its group.
+    `group_relative`: compares a response with others of its group. `maps_outcome`: adds one number to all right and
+    another to all wrong responses, so it changes the step between them and where 0 lies.
     """
 
     group_relative: ClassVar[bool] = False
+    maps_outcome: ClassVar[bool] = False
 
     @property
     def out_of_proportion(self) -> bool:
@@ -128,6 +130,56 @@ class SoftOverlongCorrectOnly(SoftOverlong):
 
     def __call__(self, graded: Graded) -> Graded:
         return graded.with_component("soft_overlong", self.penalty(graded) * (graded.outcome > 0.5))
+
+
+@dataclass(frozen=True)
+class BackwardCorrection(RewardShaping):
+    """Undo on average the mistakes of a verifier whose error rates are known (PGBC, arXiv:2510.00915).
+
+    r = outcome, 0 or 1;  r^ = (r - rho0) / (1 - rho0 - rho1);  added = (correct - wrong) * (r^ - r)
+
+    rho0 is the false positive rate, a share of the wrong responses, and rho1 the false negative rate, a share of the
+    right ones. If mistakes are drawn for each response (reward.per_response of reward=noisy), r^ is the true outcome
+    on average. With two values of reward the map is affine: a baseline that centres turns it into the factor
+    1 / (1 - rho0 - rho1) on the advantages, and a division by a deviation removes that too. So it acts on the balance
+    with other parts of the reward and with a KL penalty, and on advantages that are not centred. The paper's default is
+    baseline=leave_one_out with scale=none.
+    """
+
+    false_positive_rate: float  # share of wrong responses that the verifier calls right
+    false_negative_rate: float  # share of right responses that the verifier calls wrong
+    correct: float  # the verifier's reward of a right answer
+    wrong: float  # the verifier's reward of a wrong answer
+
+    maps_outcome: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "({correct} - {wrong}) * ((r - {false_positive_rate}) / (1 - {false_positive_rate} - {false_negative_rate}) "
+        "- r), r = 1 where right, else 0"
+    )
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "false_positive_rate", "false_negative_rate")
+        rest = f"below {1 - self.false_positive_rate:g}: a verifier of more mistakes tells right from wrong no longer"
+        require_field(self.false_positive_rate + self.false_negative_rate < 1, self, "false_negative_rate", rest)
+        require_field(self.correct > self.wrong, self, "correct", f"greater than `wrong` ({self.wrong:g})")
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        """What a response that was called right gets, and one that was called wrong."""
+        width, informative = self.correct - self.wrong, 1 - self.false_positive_rate - self.false_negative_rate
+        right, wrong = ((called - self.false_positive_rate) / informative - called for called in (1.0, 0.0))
+        return width * right, width * wrong
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        of_right, of_wrong = self._ends
+        return min(correct + of_right, wrong + of_wrong)
+
+    def __call__(self, graded: Graded) -> Graded:
+        of_right, of_wrong = self._ends
+        added = torch.where(graded.outcome > 0.5, torch.full_like(graded.reward, of_right), of_wrong)
+        if graded.failed is not None:
+            added = added.masked_fill(graded.failed, 0.0)
+        return graded.with_component("backward_correction", added)
 
 
 @dataclass(frozen=True)

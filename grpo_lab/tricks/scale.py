@@ -39,7 +39,9 @@ class Scale(Trick, ABC):
     advantages of others. `pays_for_signal`: compensates for groups without signal. `recentres`: subtracts one number
     for the whole batch. `divides_by_centred`: divides by the deviation of the centred rewards. `moves_zeros`: a row
     with centred reward 0 may get an advantage. `scales_tokens`: implements `of_tokens`. `zeroes_tied`: gives a group
-    of equal rewards advantage 0, whatever the baseline.
+    of equal rewards advantage 0, whatever the baseline. `divides_by_deviation`: the same where all rewards are
+    multiplied by one number. `reads_components`: centres and scales each component of the reward by itself, and reads
+    no baseline.
     """
 
     needs_rewards_from_zero: ClassVar[bool] = False
@@ -47,6 +49,8 @@ class Scale(Trick, ABC):
     reads_batch: ClassVar[bool] = False
     scales_tokens: ClassVar[bool] = False
     zeroes_tied: ClassVar[bool] = False
+    divides_by_deviation: ClassVar[bool] = False
+    reads_components: ClassVar[bool] = False
 
     @property
     def group_relative(self) -> bool:
@@ -97,6 +101,7 @@ class GroupStd(Scale):
     singleton: Singleton
 
     zeroes_tied: ClassVar[bool] = True
+    divides_by_deviation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_field(self.ddof in (0, 1), self, "ddof", "0 or 1")
@@ -181,6 +186,7 @@ class BatchStd(Scale):
 
     reads_batch: ClassVar[bool] = True
     scales_tokens: ClassVar[bool] = True
+    divides_by_deviation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_field(self.ddof in (0, 1), self, "ddof", "0 or 1")
@@ -223,6 +229,57 @@ def _divided(scale: BatchStd, centred: Tensor, values: Tensor, weights: Tensor, 
     flat = tied(values.reshape(1, -1), in_statistics.reshape(1, -1))
     shifted = centred - mean if scale.recentre else centred
     return torch.where(in_statistics & ~flat, shifted / divisor, 0.0)
+
+
+@dataclass(frozen=True)
+class Gdpo(Scale):
+    """Normalise each component of the reward within the group, then add them up (GDPO, arXiv:2601.05242).
+
+    S = sum_k w_k (R_k - mean_g(R_k)) / (std_g(R_k) + eps);  advantage = S / (std_batch(S) + eps), both with ddof 1
+
+    R_k is component k before its weight w_k: a part of a reward in parts, a reward shaping, or the KL penalty, the
+    latter two with w_k 1. Differs from GroupStd, which adds the components up first: there a component that varies more
+    outweighs the others, and responses of equal sum get equal advantages whatever their components are. A factor
+    inside a component, such as that of a length penalty, cancels. A component that is the same for the whole group adds
+    exactly 0. S has mean 0 in every group, so the batch mean that the paper and TRL subtract is only rounding, and is
+    left out: a group in which every component is tied gets exactly 0 here, and a residue there. verl whitens over
+    tokens, where the mean is not 0.
+    """
+
+    eps: float
+
+    reads_batch: ClassVar[bool] = True
+    divides_by_deviation: ClassVar[bool] = True
+    reads_components: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "S / (std_batch(S) + {eps}), S = sum_k w_k (R_k - mean_g(R_k)) / (std_g(R_k) + {eps}), R_k the components of R"
+    )
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "eps")
+
+    @property
+    def group_relative(self) -> bool:
+        return True
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        in_statistics, added = graded.in_statistics, torch.zeros_like(graded.reward)
+        for name, values in graded.components.items():
+            weight = graded.part_weights.get(name, 1.0)
+            part = values / weight
+            above = (part - group_mean(part, in_statistics)) * in_statistics
+            normalised = above / (_deviation(above, in_statistics, 1) + self.eps)
+            added = added + torch.where(tied(part, in_statistics), 0.0, weight * normalised)
+        flat, rows = added.reshape(1, -1), in_statistics.reshape(1, -1)
+        if tied(flat, rows):
+            return torch.zeros_like(added)
+        return added / (_deviation(flat, rows, 1) + self.eps)
+
+
+def _deviation(above: Float[Tensor, "P G"], in_statistics: Bool[Tensor, "P G"], ddof: int) -> Float[Tensor, "P 1"]:
+    """The deviation of each group's values, of which the mean was subtracted; 0 for a group of one row."""
+    number = in_statistics.sum(dim=1, keepdim=True)
+    return torch.sqrt((above**2).sum(dim=1, keepdim=True) / (number - ddof).clamp(min=1))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from helpers import (
     Endings,
     Scene,
     assert_close,
+    collision_of,
     critic_values,
     make_graded,
     make_rollouts,
@@ -131,6 +132,22 @@ CASES = (
         "reward_is_not_learnt",
         "teacher=on_policy teacher.path=there scale=none group_filter=drop denominator=survivors",
         ("group_filter=keep denominator=original", "teacher=with_reward"),
+    ),
+    Case(
+        "signs_are_of_responses",
+        "aggregation=balanced baseline=gae scale=none",
+        ("aggregation=prompt_mean", "baseline=group_mean"),
+    ),
+    Case(
+        "signs_are_of_responses",
+        "aggregation=balanced teacher=on_policy teacher.path=there scale=none",
+        ("aggregation=prompt_mean", "teacher=none"),
+    ),
+    Case(
+        "outcome_counts_twice",
+        "reward_shaping=backward_correction scale=gdpo",
+        ("scale=none", "reward_shaping=none"),
+        beside=frozenset({"correction_is_divided_away"}),
     ),
     Case("scale_is_of_responses", "baseline=gae", ("scale=none", "scale=batch_std_tokens")),
     Case("scale_is_of_responses", "baseline=monte_carlo scale=informative_share", ("scale=none",)),
@@ -277,6 +294,17 @@ CASES = (
         "scale=batch_std_tokens baseline=batch_mean",
         ("baseline=group_mean", "baseline=greedy", "baseline=gae", "scale=batch_std"),
     ),
+    Case(
+        "baseline_is_not_read",
+        "scale=gdpo reward=strict_and_format baseline=leave_one_out",
+        ("baseline=group_mean", "scale=group_std"),
+    ),
+    Case(
+        "reward_has_one_part",
+        "scale=gdpo",
+        ("reward=strict_and_format", "reward_shaping=soft_overlong", "kl=k1_reward", "scale=group_std"),
+    ),
+    Case("correction_is_divided_away", "reward_shaping=backward_correction", ("scale=none", "baseline=none")),
     Case("return_to_go_without_token_penalty", "baseline=return_to_go scale=none", ("kl=k1_reward", "baseline=none")),
     Case(
         "factor_is_divided_away",
@@ -470,6 +498,7 @@ def values_of(fact: str) -> list[Any]:
         "reward.bounds": [
             {True: (right, right), False: (wrong, wrong)}.__getitem__ for right in (0.25, 1.0) for wrong in (0.0, -1.0)
         ],
+        "reward.has_parts": [False, True],
         "critic.minibatches": [1, 4, 8],
         "critic.owns_trunk": [False, True],
         "critic.learning_rate": [5e-6, 5e-4],
@@ -607,6 +636,21 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "guesses_need_a_phrase": lambda f: f["template.interruption"] == "" and f["pass_rate.guesses"],
     "rank_is_not_read": lambda f: (
         f["pass_rate.ranks"] and not f["curriculum.reads_difficulty"] and not f["pass_rate.drops"]
+    ),
+    "signs_are_of_responses": lambda f: (
+        f["aggregation.reads_signs"] and any((f["baseline.per_token"], f["teacher.needs_model"]))
+    ),
+    "outcome_counts_twice": lambda f: f["scale.reads_components"] and f["reward_shaping.maps_outcome"],
+    "baseline_is_not_read": lambda f: (
+        f["scale.reads_components"] and not any((f["baseline.is_group_mean"], f["baseline.per_token"]))
+    ),
+    "reward_has_one_part": lambda f: (
+        f["scale.reads_components"]
+        and f["reward_shaping.is_no_op"]
+        and not any((f["reward.has_parts"], f["kl.shapes_reward"]))
+    ),
+    "correction_is_divided_away": lambda f: (
+        f["scale.divides_by_deviation"] and f["baseline.centres"] and f["reward_shaping.maps_outcome"]
     ),
     "scale_is_of_responses": lambda f: not f["scale.scales_tokens"] and f["baseline.per_token"],
     "race_has_one_finish": lambda f: f["truncation.generates_twice"] and f["group_filter.races"],
@@ -936,6 +980,7 @@ IDLE_SETTINGS = {
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
     "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
+    "baseline_is_not_read": Setting(others=(("scale", "gdpo"),)),
     "return_to_go_without_token_penalty": Setting(others=(("scale", "none"),)),
     "shaping_is_not_read": Setting(others=WITH_PASS_AT_2),
     "kl_is_not_read": Setting(others=WITH_PASS_AT_2),
@@ -1138,7 +1183,8 @@ def test_the_smallest_group_is_the_smallest_that_carries_a_signal(option: str) -
         graded = make_graded(patterns)
         rollouts = make_rollouts([1] * graded.reward.numel(), size)
         earned = rewards_by_token(graded.reward, torch.zeros(rollouts.tokens.shape, dtype=F64), rollouts.sampled_mask)
-        credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
+        even = torch.full(rollouts.tokens.shape, -1.0, dtype=F64)
+        credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts), even, collision_of(even))
         return bool((baseline.centre(graded, credit) != 0).any())
 
     assert pushes(baseline.smallest_group)

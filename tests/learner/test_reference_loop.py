@@ -187,6 +187,36 @@ CASES = {
     ),
     "late_length": ("reward_shaping=kimi_length_late", "reward_shaping=none reward_shaping=kimi_length"),
     "bonus": ("entropy=bonus entropy.coef=0.02 scale=group_mean_order_g", "entropy=none scale=none"),
+    "own_mean_of_each_token": (
+        f"{LAGGED} baseline=optimal_token scale=none correction=tis_token kl=k1_reward kl.kl_coef=0.3",
+        "baseline=return_to_go correction=none kl=none",
+    ),
+    "own_mean_without_tail": (
+        f"{PUT_IN} baseline=optimal_token baseline.zero_tail=false scale=none entropy=high_entropy_tokens",
+        "baseline=return_to_go entropy=none",
+    ),
+    "parts": (
+        "reward_shaping=soft_overlong reward_shaping.cache_tokens=22 kl=k1_reward kl.kl_coef=0.3 scale=gdpo",
+        "reward_shaping=none kl=none scale=group_std",
+    ),
+    "vapo": (
+        "baseline=gae_length_adaptive baseline.alpha=0.3 scale=batch_std_tokens entropy=positive_nll "
+        "critic.head_range=0.3",
+        "baseline=gae entropy=none",
+    ),
+    "balanced": (f"{LAGGED} aggregation=balanced kl=k3_loss kl.kl_coef=0.2", "aggregation=prompt_mean"),
+    "noise_corrected": (
+        "reward_shaping=backward_correction baseline=forward_correction scale=none",
+        "reward_shaping=none baseline=none",
+    ),
+    "kl_follows_a_target": (
+        "kl=k3_loss_adaptive kl.kl_coef=0.2 kl.target=1e-3 kl.horizon=16 updates=two",
+        "kl=none kl=k3_loss",
+    ),
+    "charge_follows_a_target": (
+        "kl=k1_reward_adaptive kl.kl_coef=0.2 kl.target=1e-3 kl.horizon=16 scale=none",
+        "kl=none",
+    ),
     "adaptive": ("entropy=adaptive entropy.target=5 entropy.delta=0.02", "entropy=none"),
     "left_over": (
         "group_filter=oversample_abort_partial correction=icepop correction.high=1.2 updates=one",

@@ -303,6 +303,12 @@ def critic_values(rollouts: Rollouts) -> Tensor:
     return torch.where(rollouts.sampled_mask, 0.5 + 0.5 * torch.sin(0.9 * place.to(F64)), 0.0)
 
 
+def collision_of(logprobs: Tensor) -> Tensor:
+    """Sums of squared probabilities where these tokens were drawn: the rest of each softmax on three other tokens."""
+    p = logprobs.exp()
+    return p**2 + (1 - p) ** 2 / 3
+
+
 def _refilled(run: RunConfig, scene: Scene) -> Scene:
     """The groups of a scene that a filter which refills would have filled the batch with; all, under any other."""
     if not run.group_filter.refills:
@@ -336,7 +342,11 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     charged = run.kl.shape(kept, charges)
     loss_mask = mask & stays & charged.in_loss.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
     earned = rewards_by_token(charged.reward, charges, mask)
-    credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
+    weights = run.correction(*mismatch)
+    credit = Credit(
+        rollouts, earned, critic_values(rollouts), Endings(rollouts), scene.old_logprobs,
+        collision_of(scene.old_logprobs), weights,
+    )  # fmt: skip
     advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:
         advantages = advantages.reshape(-1, 1)
@@ -346,8 +356,9 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
         torch.where(loss_mask, advantages, 0.0),
         old_logprobs,
         scene.ref_logprobs,
-        run.correction(*mismatch),
+        weights,
         run.entropy.start,
+        scene.graded.outcome.flatten() > 0.5,
     )
 
 
@@ -430,8 +441,10 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
         ref_logprobs=pick(inputs.ref_logprobs),
         correction_weights=pick(inputs.correction_weights),
         entropy_coef=inputs.entropy_coef,
-        totals=totals_of(counted, rollouts.group_size, index),
-        original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index),
+        totals=totals_of(counted, rollouts.group_size, index, inputs.advantages),
+        original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index, inputs.advantages),
+        right=pick(inputs.right),
+        right_tokens=0 if inputs.right is None else int(inputs.loss_mask[inputs.right].sum()),
     )
 
 

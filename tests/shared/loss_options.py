@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
+from grpo_lab.tricks.aggregation import Balanced, Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import (
     BatchMean,
+    ForwardCorrection,
     GroupMean,
     LeaveOneOut,
     LengthWeighted,
@@ -15,9 +16,9 @@ from grpo_lab.tricks.baseline import (
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
-from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens
+from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens, PositiveNll
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken
-from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Unbiased, NoKl
+from grpo_lab.tricks.kl import AdaptiveK3Loss, K1Reward, K2Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.rejection import (
     SequenceMaxK2,
     SequenceMaxK3,
@@ -36,7 +37,16 @@ from grpo_lab.tricks.rejection import (
     TokenK3,
     TokenTv,
 )
-from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.scale import (
+    AllWrong,
+    BatchStd,
+    Deviation,
+    Gdpo,
+    GroupStd,
+    InformativeShare,
+    NoScale,
+    SignWeighted,
+)
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
@@ -82,6 +92,7 @@ BASELINES = (
     LengthWeighted(Singleton.zero),
     PassAtK(1),
     PassAtK(2),
+    ForwardCorrection(0.2, 1.0, 0.0),
 )
 SCALES = (
     NoScale(),
@@ -92,6 +103,7 @@ SCALES = (
     BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
     BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added),
     BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance),
+    Gdpo(1e-4),
     MaxRl(AllWrong.zero),
     MaxRl(AllWrong.minus_one),
     InformativeShare(AlphaForm.informative_groups),
@@ -124,7 +136,14 @@ SURROGATES = (
     M2po(0.04, Scope.step),
 )
 IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
-AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())
+AGGREGATIONS = (
+    SequenceMean(0.0),
+    TokenMean(Scope.step),
+    PromptMean(),
+    Balanced(),
+    Constant(6, Width.budget),
+    SequenceSum(),
+)
 DENOMINATORS = (Original(), Survivors())
 REJECTIONS = (
     TokenK1(False, 0.7, 1.4, BoundForm.ratio),
@@ -152,5 +171,11 @@ CORRECTIONS = (
     Mis(0.5, 1.5),
     Icepop(0.7, 1.4),
 )
-KLS = (NoKl(), K1Reward(0.1, 0.0), K2Loss(0.1, 0.0), K3Unbiased(0.1, 20.0, 0.0))
-ENTROPIES = (Bonus(0.05), HighEntropyTokens(0.5))
+KLS = (
+    NoKl(),
+    K1Reward(0.1, 0.0),
+    K2Loss(0.1, 0.0),
+    K3Unbiased(0.1, 20.0, 0.0),
+    AdaptiveK3Loss(0.1, 20.0, 0.0, 0.1, 16),
+)
+ENTROPIES = (Bonus(0.05), HighEntropyTokens(0.5), PositiveNll(0.1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -91,20 +91,53 @@ def _monte_carlo(o: Any, rows: Rows, given: Any) -> None:
                 row.centred[start:stop] = worth[place + 1] - worth[place]
 
 
-def _gae(o: Any, rows: Rows, given: Any) -> None:
+def _traces(o: Any, row: Response, lam: float) -> Tensor:
     """delta_t = r_t + gamma V_{t+1} - V_t over the sampled tokens; charges where they fall, the rest at the end."""
+    found = torch.zeros(len(row.tokens), dtype=F64)
+    places = row.sampled.nonzero().flatten().tolist() if row.counted else []
+    rewards = row.charges.clone()
+    if places:
+        rewards[places[-1]] += row.reward - float(row.charges.sum())
+    following = value = 0.0
+    for t in reversed(places):
+        delta = rewards[t] + o.gamma * value - row.values[t]
+        following = delta + o.gamma * lam * following
+        value = row.values[t]
+        found[t] = following
+    return found
+
+
+def _gae(o: Any, rows: Rows, given: Any) -> None:
+    for row in rows:
+        row.centred = _traces(o, row, o.lam)
+
+
+def _length_adaptive_gae(o: Any, rows: Rows, given: Any) -> None:
+    for row in rows:
+        row.centred = _traces(o, row, 1 - 1 / max(o.alpha * int(row.sampled.sum()), 1.0))
+        row.target = _traces(o, row, o.lam_value) + row.values
+
+
+def _optimal_token(o: Any, rows: Rows, given: Any) -> None:
+    """Of each position the mean reward to go over the counted rows with a sampled token there, by their weights."""
     for row in rows:
         row.centred = torch.zeros(len(row.tokens), dtype=F64)
-        places = row.sampled.nonzero().flatten().tolist() if row.counted else []
-        rewards = row.charges.clone()
-        if places:
-            rewards[places[-1]] += row.reward - float(row.charges.sum())
-        following = value = 0.0
-        for t in reversed(places):
-            delta = rewards[t] + o.gamma * value - row.values[t]
-            following = delta + o.gamma * o.lam * following
-            value = row.values[t]
-            row.centred[t] = following
+    for group in map(_counted, groups_of(rows)):
+        for t in range(max((len(row.tokens) for row in group), default=0)):
+            there = [row for row in group if t < len(row.tokens) and row.sampled[t]]
+            to_go, weights = [], []
+            for row in there:
+                to_go.append(row.reward - float(row.charges[:t].sum()))
+                norms = (1 - 2 * row.prox.exp() + row.collision) * row.weight**2
+                weights.append(float(norms[: t + 1][row.sampled[: t + 1]].sum()))
+            baseline = sum(w * g for w, g in zip(weights, to_go)) / (sum(weights) + o.eps)
+            for row, own in zip(there, to_go):
+                row.centred[t] = own if o.zero_tail and len(there) == 1 else own - baseline
+
+
+def _forward_correction(o: Any, rows: Rows, given: Any) -> None:
+    for row in _counted(rows):
+        row.centred = row.reward - o.correct + o.false_negative_rate * (o.correct - o.wrong)
 
 
 def _return_to_go(o: Any, rows: Rows, given: Any) -> None:
@@ -125,6 +158,9 @@ BASELINE: dict[str, Callable[[Any, Rows, Any], None]] = {
     "Greedy": _greedy,
     "MonteCarlo": _monte_carlo,
     "Gae": _gae,
+    "LengthAdaptiveGae": _length_adaptive_gae,
+    "OptimalToken": _optimal_token,
+    "ForwardCorrection": _forward_correction,
     "ReturnToGo": _return_to_go,
 }
 
@@ -161,6 +197,18 @@ def _batch_std(o: Any, rows: Rows) -> None:
         row.advantages = 0.0 if len(value.unique()) == 1 else shifted / (variance.sqrt() + o.eps)
 
 
+def _gdpo(o: Any, rows: Rows) -> None:
+    added = {id(row): 0.0 for row in _counted(rows)}
+    for group in map(_counted, groups_of(rows)):
+        for name in group[0].parts if len(group) > 1 else ():
+            mean, deviation = fmean(row.parts[name] for row in group), stdev(row.parts[name] for row in group)
+            for row in group if len({row.parts[name] for row in group}) > 1 else ():
+                added[id(row)] += (row.parts[name] - mean) / (deviation + o.eps)
+    spread = stdev(added.values()) if len(added) > 1 else 0.0
+    for row in _counted(rows):
+        row.advantages = added[id(row)] / (spread + o.eps)
+
+
 def _max_rl(o: Any, rows: Rows) -> None:
     for group in map(_counted, groups_of(rows)):
         mean = fmean(row.reward for row in group) if group else 0.0
@@ -192,6 +240,7 @@ SCALE: dict[str, Callable[[Any, Rows], None]] = {
     "NoScale": _unscaled,
     "GroupStd": _group_std,
     "BatchStd": _batch_std,
+    "Gdpo": _gdpo,
     "GroupMean": _max_rl,
     "InformativeShare": _informative_share,
     "SignWeighted": _by_sign,

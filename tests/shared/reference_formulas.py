@@ -8,7 +8,7 @@ formula here is a KeyError with its name: add one line to the table of its axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Response:
     wanted: int | None  # tokens the prompt asked for
     reward: float
     progress: float  # share of the budget that was spent when its problem was drawn
+    parts: dict[str, float] = field(default_factory=dict)  # components of the reward, none of which holds a weight
     counted: bool = True  # in the statistics
     trained: bool = True  # in the loss
     prox: Tensor | None = None  # [T], the learner before the updates
@@ -41,7 +42,9 @@ class Response:
     weight: Tensor | None = None  # [T], the correction's
     stays: Tensor | None = None  # [T], bool: sampled, and not rejected
     charges: Tensor | None = None  # [T], what the reward is charged
+    collision: Tensor | None = None  # [T], the squared probabilities of the learner before the updates, summed
     centred: float | Tensor = 0.0  # one number, or one a token
+    target: Tensor | None = None  # [T], what the critic learns, where it is not centred + values
     advantages: Tensor | None = None
     in_loss: Tensor | None = None  # [T], bool
 
@@ -73,6 +76,12 @@ def _overlong(o: Any, row: Response) -> float:
     return -largest * min(max((len(row.tokens) - (o.max_tokens - o.cache_tokens)) / o.cache_tokens, 0), 1)
 
 
+def _backward(o: Any, row: Response) -> float:
+    called = float(row.right)
+    corrected = (called - o.false_positive_rate) / (1 - o.false_positive_rate - o.false_negative_rate)
+    return (o.correct - o.wrong) * (corrected - called)
+
+
 def _kimi_length(o: Any, group: Rows) -> list[float]:
     lengths = [len(row.tokens) for row in group]
     shortest, longest = min(lengths), max(lengths)
@@ -87,6 +96,7 @@ SHAPING: dict[str, Callable[[Any, Rows], list[float]]] = {
     "NoShaping": lambda o, group: [0.0] * len(group),
     "SoftOverlong": lambda o, group: [_overlong(o, row) for row in group],
     "SoftOverlongCorrectOnly": lambda o, group: [_overlong(o, row) if row.right else 0.0 for row in group],
+    "BackwardCorrection": lambda o, group: [_backward(o, row) for row in group],
     "KimiLength": _kimi_length,
     "L1Exact": lambda o, group: [-o.alpha * abs(row.wanted - len(row.tokens)) for row in group],
     "L1Max": lambda o, group: [
@@ -350,18 +360,26 @@ KL: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "K2Loss": lambda o, now, old, ref: o.kl_coef / 2 * (now - ref) ** 2,
     "K3Loss": lambda o, now, old, ref: o.kl_coef * ((ref - now).exp() - (ref - now) - 1),
     "K3Unbiased": lambda o, now, old, ref: o.kl_coef * (now - old).exp() * ((ref - now).exp() - (ref - now) - 1),
-} | dict.fromkeys(("NoKl", "K1Reward"), lambda o, now, old, ref: torch.zeros_like(now))
+    "AdaptiveK3Loss": lambda o, now, old, ref: o.kl_coef * ((ref - now).exp() - (ref - now) - 1),
+} | dict.fromkeys(("NoKl", "K1Reward", "AdaptiveK1Reward"), lambda o, now, old, ref: torch.zeros_like(now))
 
 # What each token is charged in the reward, from log-probs of the old policy and of the reference.
-CHARGES = {"K1Reward": lambda o, old, ref: -o.kl_coef * (old - ref)}
+CHARGES = dict.fromkeys(("K1Reward", "AdaptiveK1Reward"), lambda o, old, ref: -o.kl_coef * (old - ref))
 
 # The term of each token from its entropy, with gradient, and the coefficient of the step.
 ENTROPY: dict[str, Callable[[Tensor, float], Tensor]] = {
     "NoEntropy": lambda entropy, coef: torch.zeros_like(entropy),
     "HighEntropyTokens": lambda entropy, coef: torch.zeros_like(entropy),
+    "PositiveNll": lambda entropy, coef: torch.zeros_like(entropy),  # it has a mean of its own
     "Bonus": lambda entropy, coef: -coef * entropy,
     "Adaptive": lambda entropy, coef: -max(coef, 0.0) * entropy,
 }
+
+
+def _sign(row: Response) -> float:
+    """Of the one advantage that all tokens of a response have in the loss; 0 for a response outside the loss."""
+    advantages = row.advantages[row.in_loss]
+    return float(advantages[0].sign()) if len(advantages) else 0.0
 
 
 def token_weights(option: Any, rows: Rows, counts: Sequence[int]) -> list[float]:
@@ -372,7 +390,15 @@ def token_weights(option: Any, rows: Rows, counts: Sequence[int]) -> list[float]
         of_group[row.group] = of_group.get(row.group, 0) + count
     groups = sum(count > 0 for count in of_group.values())
     assert getattr(option, "scope", None) is None or option.scope.value == "step"
+
+    def of_its_side(row: Response, count: int) -> float:
+        """Share of the side in the group's responses, divided by the side's tokens and the groups."""
+        group = [(other, own) for other, own in zip(rows, counts) if other.group == row.group and own]
+        side = [own for other, own in group if _sign(other) == _sign(row)]
+        return len(side) / len(group) / sum(side) / groups
+
     weights = {
+        "Balanced": of_its_side,
         "SequenceMean": lambda row, count: 1 / (number * (count + option.eps)),
         "TokenMean": lambda row, count: 1 / sum(counts),
         "PromptMean": lambda row, count: 1 / (groups * of_group[row.group]),

@@ -7,8 +7,9 @@ reference_formulas.py and reference_advantages.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import reference_formulas as formulas
 import torch
@@ -57,6 +58,11 @@ class Reference:
         places = torch.arange(len(row.tokens))
         return logprobs[places, torch.tensor(row.tokens)], -(logprobs.exp() * logprobs).sum(dim=-1)
 
+    def collision(self, model: nn.Module, row: Response) -> Tensor:
+        """The squared probabilities of all tokens where each of the response was drawn, summed [T]."""
+        scores = model(input_ids=torch.tensor([row.prompt + row.tokens])).logits[0, len(row.prompt) - 1 : -1]
+        return (scores / self.temperature).softmax(dim=-1).square().sum(dim=-1)
+
     def values(self, model: nn.Module, weights: Weights, row: Response) -> Tensor:
         """A critic's value of the state before each token [T], `weights` its head's."""
         states = model.base_model(input_ids=torch.tensor([row.prompt + row.tokens])).last_hidden_state
@@ -91,6 +97,7 @@ class Reference:
                     progress=drawn_at,
                 )
             )
+            rows[-1].parts = {"outcome": rows[-1].reward}
         return rows
 
     def judge(self, rows: list[Response]) -> None:
@@ -100,6 +107,7 @@ class Reference:
             added = formula(formulas.SHAPING, run.reward_shaping)(run.reward_shaping, group)
             for row, more in zip(group, added):
                 row.reward += more
+                row.parts["shaping"] = more
                 if not row.finished:
                     row.counted, row.trained = formula(formulas.TRUNCATION, run.truncation)
             if not formula(formulas.FILTER, run.group_filter)(run.group_filter, group):
@@ -127,6 +135,7 @@ class Reference:
         model = self.holding(step.learner)
         for row in rows:
             row.prox, row.entropy = self.read(model, row)
+            row.collision = self.collision(model, row)
         model = self.holding(self.reference_weights(step))
         for row in rows:
             row.ref = self.read(model, row)[0]
@@ -143,9 +152,14 @@ class Reference:
                 row.counted &= run.rejection.rejected_in_statistics
             row.charges = torch.zeros_like(row.prox)
             if run.kl.shapes_reward:
-                charges = formula(formulas.CHARGES, run.kl)(run.kl, self.old_of(row), row.ref)
+                charges = formula(formulas.CHARGES, run.kl)(self.kl(step), self.old_of(row), row.ref)
                 row.charges[row.sampled] = charges[row.sampled]
-                row.reward += float(row.charges.sum())
+                row.parts["kl"] = float(row.charges.sum())
+                row.reward += row.parts["kl"]
+
+    def kl(self, step: Step) -> Any:
+        """The KL option with the coefficient that it had in a step."""
+        return replace(self.run.kl, kl_coef=step.kl_coef) if self.run.kl.adapts else self.run.kl
 
     def old_of(self, row: Response) -> Tensor:
         """Log-probs below the ratio."""
@@ -218,9 +232,12 @@ class Reference:
             log_ratio = formula(formulas.IMPORTANCE, run.importance)(now, old, tokens)
             surrogate = formula(formulas.SURROGATE, run.surrogate)
             lost = surrogate(run.surrogate, now, log_ratio, row.advantages, tokens, marks) * row.weight
-            lost = lost + formula(formulas.KL, run.kl)(run.kl, now, old, row.ref)
+            lost = lost + formula(formulas.KL, run.kl)(self.kl(step), now, old, row.ref)
             lost = lost + formula(formulas.ENTROPY, run.entropy)(entropy, step.entropy_coef)
             loss = loss + weight * lost[tokens].sum()
+        if type(run.entropy).__name__ == "PositiveNll":
+            right = [-now[row.in_loss] for row, (now, _) in zip(part, read) if row.right and row.in_loss.any()]
+            loss = loss + (run.entropy.coef * torch.cat(right).mean() if right else 0.0)
         loss.backward()
         return gradient_of(model)
 
@@ -281,7 +298,8 @@ class Reference:
             trunk, head = self.valuing(step.critic_updates[len(found)].weights)
             loss = torch.zeros((), dtype=F64)
             for row in counted:
-                values, target = self.values(trunk, head, row), row.centred + row.values
+                values = self.values(trunk, head, row)
+                target = row.centred + row.values if row.target is None else row.target
                 lost = (values - target) ** 2
                 if plan.value_clip:
                     held = torch.clamp(values, row.values - plan.value_clip, row.values + plan.value_clip)

@@ -57,6 +57,7 @@ class Step:
     learner: Weights
     critic: Weights | None
     entropy_coef: float
+    kl_coef: float
     estimates: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
     updates: list[Update] = field(default_factory=list)
     critic_updates: list[Update] = field(default_factory=list)
@@ -77,7 +78,9 @@ class Recording:
     def begin_step(self, batch: Groups) -> None:
         state, critic = self.state, self.state.critic
         values = None if critic is None else copy_of(critic.trunk, critic.head)
-        self.steps.append(Step(state.account.steps, batch, copy_of(state.learner), values, state.entropy_coef))
+        self.steps.append(
+            Step(state.account.steps, batch, copy_of(state.learner), values, state.entropy_coef, state.kl_coef)
+        )
 
     def note_gradient(self, optimizer: torch.optim.Optimizer) -> None:
         state, step, critic = self.state, self.steps[-1], self.state.critic

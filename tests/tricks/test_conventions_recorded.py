@@ -172,7 +172,7 @@ def test_advantages_of_groups(framework: str) -> None:
 def sequence_mean(run: RunConfig) -> float:
     losses = torch.tensor(INPUTS["losses of 1 and of 3 tokens"], dtype=F64)
     mask = torch.tensor([[True, False, False], [True, True, True]])
-    return float(run.aggregation(losses, mask, totals_of(mask, 2, [0, 1])))
+    return float(run.aggregation(losses, mask, totals_of(mask, 2, [0, 1], torch.zeros(mask.shape))))
 
 
 @pytest.mark.parametrize("framework", ["verl", "trl", "openrlhf"])

@@ -110,6 +110,7 @@ BESIDE = (
     "test_golden",
     "test_credit",
     "test_curricula",
+    "test_estimators",
     "test_filters",
     "test_interventions",
     "test_off_policy",

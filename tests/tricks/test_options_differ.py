@@ -23,16 +23,19 @@ from short_runs import final_weights, metrics_of, run_in_process
 from torch import Tensor
 
 from grpo_lab.policy.batching import make_minibatch
-from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
+from grpo_lab.tricks.aggregation import Balanced, Constant, PromptMean, SequenceMean, SequenceSum, TokenMean
 from grpo_lab.tricks.baseline import (
     BatchMean,
+    ForwardCorrection,
     Gae,
     Greedy,
     GroupMean,
     LeaveOneOut,
+    LengthAdaptiveGae,
     LengthWeighted,
     MonteCarlo,
     NoBaseline,
+    OptimalToken,
     PassAtK,
     ReturnToGo,
     Weights,
@@ -40,10 +43,10 @@ from grpo_lab.tricks.baseline import (
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
-from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy
+from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntropy, PositiveNll
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
-from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
+from grpo_lab.tricks.kl import AdaptiveK1Reward, AdaptiveK3Loss, K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
     NoRejection,
@@ -64,8 +67,25 @@ from grpo_lab.tricks.rejection import (
     TokenK3,
     TokenTv,
 )
-from grpo_lab.tricks.reward_shaping import KimiLength, L1Exact, L1Max, NoShaping, SoftOverlong, SoftOverlongCorrectOnly
-from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.reward_shaping import (
+    BackwardCorrection,
+    KimiLength,
+    L1Exact,
+    L1Max,
+    NoShaping,
+    SoftOverlong,
+    SoftOverlongCorrectOnly,
+)
+from grpo_lab.tricks.scale import (
+    AllWrong,
+    BatchStd,
+    Deviation,
+    Gdpo,
+    GroupStd,
+    InformativeShare,
+    NoScale,
+    SignWeighted,
+)
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
@@ -118,6 +138,9 @@ OPTIONS = {
         L1Max(0.1, 2, 6, 0.5),
         L1Max(0.1, 2, 6, 0.9),
         L1Max(0.2, 2, 6, 0.5),
+        BackwardCorrection(0.1, 0.2, 1.0, 0.0),
+        BackwardCorrection(0.3, 0.2, 1.0, 0.0),
+        BackwardCorrection(0.1, 0.2, 1.0, -1.0),
     ),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
     "old_policy": (Recomputed(), Sampler()),
@@ -203,6 +226,14 @@ OPTIONS = {
         Gae(1.0, 0.95),
         Gae(0.95, 1.0),
         ReturnToGo(),
+        OptimalToken(True, 1e-8),
+        OptimalToken(False, 1e-8),
+        LengthAdaptiveGae(1.0, 0.4, 1.0),
+        LengthAdaptiveGae(1.0, 0.8, 1.0),
+        LengthAdaptiveGae(0.9, 0.8, 1.0),
+        ForwardCorrection(0.2, 1.0, 0.0),
+        ForwardCorrection(0.4, 1.0, 0.0),
+        ForwardCorrection(0.3, 1.0, -1.0),
     ),
     "scale": (
         NoScale(),
@@ -228,6 +259,8 @@ OPTIONS = {
         SignWeighted(1.0, 0.0),
         SignWeighted(0.0, 1.0),
         SignWeighted(0.1, 1.0),
+        Gdpo(1e-4),
+        Gdpo(0.1),
     ),
     "importance": (
         Token(log_ratio_limit=20.0),
@@ -310,6 +343,7 @@ OPTIONS = {
         TokenMean(Scope.step),
         TokenMean(Scope.microbatch),
         PromptMean(),
+        Balanced(),
         Constant(7, Width.budget),
         Constant(7, Width.padded),
         SequenceSum(),
@@ -327,6 +361,11 @@ OPTIONS = {
         K3Unbiased(0.04, 20.0, 0.0),
         K3Unbiased(0.1, 20.0, 0.0),
         K3Unbiased(0.1, 0.5, 0.0),
+        AdaptiveK1Reward(0.1, 0.0, 0.1, 20),
+        AdaptiveK1Reward(0.1, 0.0, 0.1, 60),
+        AdaptiveK3Loss(0.1, 20.0, 0.0, 0.1, 20),
+        AdaptiveK3Loss(0.1, 20.0, 0.0, 0.1, 60),
+        AdaptiveK3Loss(0.1, 20.0, 0.0, 0.3, 20),
     ),
     "entropy": (
         NoEntropy(),
@@ -338,6 +377,8 @@ OPTIONS = {
         Adaptive(target=1.0, delta=0.025, largest=1.0),
         HighEntropyTokens(0.2),
         HighEntropyTokens(0.5),
+        PositiveNll(0.1),
+        PositiveNll(0.3),
     ),
 }
 # Rows leave and groups are shaped, so that filters, masks and denominators have something to do.
@@ -355,9 +396,11 @@ INSTEAD = {
     "baseline": {"scale": NoScale(), "kl": K1Reward(0.1, 0.0)},
     "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0)},
     "old_policy": {"correction": NoCorrection()},
+    "reward_shaping": {"scale": NoScale()},  # a factor on all rewards acts
 }
 MICROBATCH_TOKENS = 24
 ENTROPIES = (2.2, 0.9)  # mean nats of the two steps before this one
+DIVERGENCES = (0.5, 0.2)  # the same from the reference, nats per token
 
 
 def golden_batch() -> Scene:
@@ -387,6 +430,11 @@ def gradient(axis: str, option: object) -> Tensor:
     scene, coef = golden_batch(), run.entropy.start
     for entropy in ENTROPIES:
         coef = run.entropy.next_coef(coef, entropy)
+    if run.kl.adapts:
+        strength = run.kl.start
+        for divergence in DIVERGENCES:
+            strength = run.kl.next_coef(strength, divergence, 20)
+        run = make_run(**BACKGROUND | INSTEAD.get(axis, {}) | {axis: run.kl.at(strength)})
     inputs = replace(inputs_of(run, scene), entropy_coef=coef)
     return loss_and_gradient(run, inputs, scene.logprobs, MICROBATCH_TOKENS)[1]
 

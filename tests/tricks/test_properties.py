@@ -397,9 +397,11 @@ def test_uncounted_rows_move_no_other_row_and_get_zero(baseline, scale, drawn, o
     values, lengths, counted = drawn
     bits = torch.tensor(counted)
     graded = make_graded(values, lengths=lengths, in_statistics=counted)
+    reward = torch.where(bits, graded.reward, other)
     changed = replace(
         graded,
-        reward=torch.where(bits, graded.reward, other),
+        reward=reward,
+        components={"outcome": reward},
         outcome=torch.where(bits, graded.outcome, float(other > 0.5)),
         lengths=torch.where(bits, graded.lengths, length),
     )
@@ -730,6 +732,7 @@ def test_the_order_of_the_groups_moves_no_gradient(case, seed, problems, size) -
         ref_logprobs=turned(inputs.ref_logprobs),
         correction_weights=turned(inputs.correction_weights),
         entropy_coef=inputs.entropy_coef,
+        right=turned(inputs.right),
     )
     loss, gradient = loss_and_gradient(run, inputs, scene.logprobs)
     flipped_loss, flipped_gradient = loss_and_gradient(run, flipped, turned(scene.logprobs))
