@@ -479,6 +479,13 @@ WARNINGS: tuple[Rule, ...] = (
         no_op=True,
     ),
     Rule(
+        "shift_is_recentred",
+        ("baseline", "scale"),
+        lambda run: run.baseline.shifts and run.scale.recentres,
+        "the scale subtracts the batch's mean, and with it the number by which this baseline differs from group_mean",
+        "set scale=none or group_std, or baseline=group_mean",
+    ),
+    Rule(
         "return_to_go_without_token_penalty",
         ("baseline", "kl"),
         lambda run: run.baseline.reward_to_go and not run.kl.shapes_reward,
@@ -567,7 +574,7 @@ WARNINGS: tuple[Rule, ...] = (
         "filter_drops_gradient",
         ("group_filter", "baseline", "scale"),
         lambda run: run.group_filter.removes_rows and not run.baseline.group_relative and not run.scale.zeroes_tied,
-        "this baseline is not computed per group, so zero-variance groups carry gradient that the filter discards",
+        "this baseline gives zero-variance groups an advantage, so the filter discards gradient",
         "set group_filter=keep, or a baseline over the group",
     ),
     Rule(

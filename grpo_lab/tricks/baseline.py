@@ -1,13 +1,17 @@
-"""Baseline: what is subtracted from the reward."""
+"""Baseline: what is subtracted from the reward.
+
+A baseline may remember earlier steps, such as the rewards of each problem: see `first_memory` of `tricks/base.py`, and
+baseline_stateful.py. It reads and changes `Credit.memory`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from math import comb
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -56,27 +60,32 @@ class Credit:
     """Inputs of a baseline besides the rewards of whole responses.
 
     `token_rewards` add up to the row's reward: the KL penalty of a token is its own reward, the rest is at the last
-    sampled token. `values` are the critic's estimates for the state before each token; None without a critic.
+    sampled token. `values` are the critic's estimates for the state before each token; None without a critic. `memory`
+    is the baseline's own, which it may change. `learner_logprobs` gives the learner's log-probs [N, T], before the
+    step's updates, of responses of any step; None where no learner is at hand.
     """
 
     rollouts: Rollouts
     token_rewards: Float[Tensor, "N T"]
     values: Float[Tensor, "N T"] | None
     estimator: Estimator
+    memory: dict[str, Any] = field(default_factory=dict)
+    learner_logprobs: Callable[[Rollouts], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Baseline(Trick, ABC):
     """Subtracts a baseline from rewards. Rows out of the statistics get 0 and do not affect others.
 
-    `group_relative`: needs other rows of the group. `centres`: the result has both signs, whatever the signs of the
-    rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward. `scales_itself`: the result is already
-    scaled, so a scale would be the second one. `scales_group_mean`: equals the group mean up to a factor.
-    `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`: the only row of a group in
-    the statistics keeps its raw reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`:
-    reads a critic's values. `generates`: samples further responses. `continues`: samples from the middle of a response.
-    `constant_over_batch`: subtracts one number from all rewards of the batch. `reward_to_go`: a token's reward leaves
-    out only the KL penalty of earlier tokens.
+    `group_relative`: compares rows of a group, so a group of equal rewards gets 0. `centres`: the result has both
+    signs, whatever the signs of the rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward.
+    `scales_itself`: the result is already scaled, so a scale would be the second one. `scales_group_mean`: equals the
+    group mean up to a factor. `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`:
+    the only row of a group in the statistics keeps its raw reward (a convention). `per_token`: gives each token its own
+    advantage. `needs_critic`: reads a critic's values. `generates`: samples further responses. `continues`: samples
+    from the middle of a response. `constant_over_batch`: subtracts one number from all rewards of the batch.
+    `reward_to_go`: a token's reward leaves out only the KL penalty of earlier tokens. `shifts`: subtracts a number
+    besides the mean of the group. `scores_past`: has the learner score responses of earlier steps.
     """
 
     group_relative: ClassVar[bool]
@@ -90,6 +99,7 @@ class Baseline(Trick, ABC):
     continues: ClassVar[bool] = False
     constant_over_batch: ClassVar[bool] = False
     reward_to_go: ClassVar[bool] = False
+    shifts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -101,6 +111,10 @@ class Baseline(Trick, ABC):
 
     @property
     def handles_singletons(self) -> bool:
+        return False
+
+    @property
+    def scores_past(self) -> bool:
         return False
 
     @abstractmethod

@@ -188,6 +188,24 @@ CASES = {
     "late_length": ("reward_shaping=kimi_length_late", "reward_shaping=none reward_shaping=kimi_length"),
     "bonus": ("entropy=bonus entropy.coef=0.02 scale=group_mean_order_g", "entropy=none scale=none"),
     "adaptive": ("entropy=adaptive entropy.target=5 entropy.delta=0.02", "entropy=none"),
+    "kalman": (f"{LAGGED} baseline=kalman scale=none", "baseline=group_mean"),
+    "asymmetric": (
+        f"{LAGGED} baseline=asymmetric scale=none reward_shaping=unlikeliness",
+        "baseline=group_mean reward_shaping=none",
+    ),
+    "opmd": (f"{LAGGED} baseline=opmd scale=none", "baseline=group_mean"),
+    "focal": ("scale=focal scale.gamma=2", "scale=group_std"),
+    "ema": (f"{LAGGED} baseline=ema scale=none group_size=1 problems_per_step=16", "baseline=none"),
+    "value_tracker": (
+        "baseline=value_tracker baseline.low=0.2 scale=batch_std group_size=1 problems_per_step=16 task.train_size=16 "
+        "updates=two optimizer.learning_rate=2e-3",
+        "baseline=none",
+    ),
+    "value_tracker_of_groups": (
+        f"{LAGGED} baseline=value_tracker baseline.low=0.2 scale=none task.train_size=16 budget.amount=9 "
+        "optimizer.learning_rate=2e-3",
+        "baseline=none",
+    ),
     "left_over": (
         "group_filter=oversample_abort_partial correction=icepop correction.high=1.2 updates=one",
         "correction=none",

@@ -138,6 +138,7 @@ def make_graded(
     in_loss: Sequence[Sequence[bool]] | None = None,
     target_length: Sequence[Sequence[int]] | None = None,
     progress: Sequence[float] | None = None,
+    logprob: Sequence[Sequence[float]] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
     """A record of P groups of G rewards; rows are finished, in the statistics and the loss, all their tokens sampled,
@@ -161,6 +162,7 @@ def make_graded(
         in_loss=flags(in_loss, True),
         target_length=None if target_length is None else torch.tensor(target_length),
         progress=None if progress is None else torch.tensor(progress, dtype=F64)[:, None].expand(values.shape),
+        logprob=None if logprob is None else torch.tensor(logprob, dtype=F64),
     )
 
 
@@ -244,6 +246,7 @@ def random_scene(
         truncated=to_groups(truncated, group_size).tolist(),
         target_length=[[longest // 2] * group_size] * problems,
         progress=[(place + 1) / (problems + 1) for place in range(problems)],
+        logprob=to_groups(torch.where(mask, sampler, 0.0).sum(dim=1), group_size).tolist(),
     )
     return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
 
@@ -334,7 +337,8 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     charged = run.kl.shape(kept, charges)
     loss_mask = mask & stays & charged.in_loss.flatten()[:, None] & run.entropy.keeps(-scene.old_logprobs, mask)
     earned = rewards_by_token(charged.reward, charges, mask)
-    credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts))
+    memory = run.baseline.first_memory({})
+    credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts), memory)
     advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:
         advantages = advantages.reshape(-1, 1)

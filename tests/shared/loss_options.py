@@ -12,6 +12,7 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
+from grpo_lab.tricks.baseline_group import Asymmetric, Opmd
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -36,7 +37,16 @@ from grpo_lab.tricks.rejection import (
     TokenK3,
     TokenTv,
 )
-from grpo_lab.tricks.scale import AllWrong, BatchStd, Deviation, GroupStd, InformativeShare, NoScale, SignWeighted
+from grpo_lab.tricks.scale import (
+    AllWrong,
+    BatchStd,
+    Deviation,
+    Focal,
+    GroupStd,
+    InformativeShare,
+    NoScale,
+    SignWeighted,
+)
 from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
@@ -82,6 +92,8 @@ BASELINES = (
     LengthWeighted(Singleton.zero),
     PassAtK(1),
     PassAtK(2),
+    Asymmetric(-0.1, Singleton.zero),
+    Opmd(0.5, Singleton.zero),
 )
 SCALES = (
     NoScale(),
@@ -89,6 +101,7 @@ SCALES = (
     GroupStd(1, 1e-6, False, Singleton.zero),
     GroupStd(1, 1e-6, True, Singleton.zero),
     GroupStd(0, 1e-6, False, Singleton.raw),
+    Focal(1, 1e-6, False, Singleton.zero, 2.0),
     BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
     BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added),
     BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance),

@@ -63,6 +63,7 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
+from grpo_lab.tricks.baseline_group import Asymmetric, Opmd
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -219,6 +220,11 @@ def divides(scale) -> bool:
     return isinstance(scale, (GroupStd, BatchStd, MaxRl))
 
 
+def is_linear(baseline) -> bool:
+    """Whether what is subtracted has the unit of the rewards."""
+    return not isinstance(baseline, (Asymmetric, Opmd))
+
+
 def without_eps(scale):
     return replace(scale, eps=0.0) if isinstance(scale, (GroupStd, BatchStd)) else scale
 
@@ -238,7 +244,7 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
 
 
 @among(
-    lambda baseline, scale: not divides(scale) and not baseline.scales_itself,
+    lambda baseline, scale: not divides(scale) and not baseline.scales_itself and is_linear(baseline),
 )
 @examples(8)
 @given(groups_with_lengths, st.floats(0.1, 10))
@@ -250,7 +256,7 @@ def test_advantages_are_proportional_to_rewards_unless_something_divides(baselin
 
 
 @among(
-    lambda baseline, scale: divides(scale) and not baseline.scales_itself,
+    lambda baseline, scale: divides(scale) and not baseline.scales_itself and is_linear(baseline),
     lambda baseline, scale: not getattr(scale, "leave_one_out", False),
 )
 @examples(8)
