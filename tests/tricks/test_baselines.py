@@ -232,8 +232,8 @@ def test_numbers_out_of_range_are_refused(wrong) -> None:
 
 SIX_STEPS = (
     "budget.amount=6 checkpoint_every=2 keep_checkpoints=9 problems_per_step=8 group_size=1 task.train_size=16 "
-    "scale=none optimizer.learning_rate=1e-3 optimizer.warmup_updates=1 evaluation=brief evaluation.probe_problems=2 "
-    "evaluation.heldout_problems=2 evaluation.downstream_problems=2"
+    "task.probe_size=16 scale=none optimizer.learning_rate=1e-3 optimizer.warmup_updates=1 evaluation=brief "
+    "evaluation.probe_problems=2 evaluation.heldout_problems=2 evaluation.downstream_problems=2"
 )
 
 
