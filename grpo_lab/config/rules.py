@@ -100,7 +100,7 @@ ERRORS: tuple[Rule, ...] = (
         "shaping_needs_a_group",
         ("reward_shaping", "group_size"),
         lambda run: run.reward_shaping.group_relative and run.group_size < 2,
-        "a single response is the shortest and the longest of its group, so nothing is ever added",
+        "a single response has no others of its group to be compared with, so nothing is ever added",
         "set group_size to at least 2, or reward_shaping=none",
     ),
     Rule(
