@@ -196,9 +196,9 @@ CASES = {
     "opmd": (f"{LAGGED} baseline=opmd scale=none", "baseline=group_mean"),
     "focal": ("scale=focal scale.gamma=2", "scale=group_std"),
     "ema": (f"{LAGGED} baseline=ema scale=none group_size=1 problems_per_step=16", "baseline=none"),
-    "value_tracker": (  # 8 of 16 problems a step: each comes back after two steps
-        f"{LAGGED} baseline=value_tracker baseline.low=0.2 scale=none group_size=2 problems_per_step=8 "
-        "task.train_size=16 task.probe_size=16 budget.amount=4 optimizer.learning_rate=2e-3",
+    "value_tracker": (  # the same problems in every step
+        f"{LAGGED} baseline=value_tracker baseline.low=0.05 baseline.half_life=0.3 scale=none group_size=2 "
+        "problems_per_step=8 task.train_size=8 task.probe_size=8 budget.amount=4",
         "baseline=none baseline=value_tracker",
     ),
     "left_over": (

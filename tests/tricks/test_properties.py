@@ -250,8 +250,9 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
 @given(groups_with_lengths, st.floats(0.1, 10))
 def test_advantages_are_proportional_to_rewards_unless_something_divides(baseline, scale, drawn, factor) -> None:
     values, lengths = drawn
-    scaled = make_graded([[factor * value for value in row] for row in values], lengths=lengths)
-    before = advantages_of(make_graded(values, lengths=lengths), baseline, scale)
+    right = [[float(value > 0.5) for value in row] for row in values]
+    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
+    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, scale)
     assert_close(advantages_of(scaled, baseline, scale), factor * before, TOLERANCE, "proportional")
 
 
@@ -266,8 +267,9 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
     values, lengths = drawn
     if isinstance(scale, GroupStd) and not baseline.group_relative:
         assume(all(len(set(row)) > 1 for row in values))
-    scaled = make_graded([[factor * value for value in row] for row in values], lengths=lengths)
-    before = advantages_of(make_graded(values, lengths=lengths), baseline, without_eps(scale))
+    right = [[float(value > 0.5) for value in row] for row in values]
+    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
+    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, without_eps(scale))
     assert_close(advantages_of(scaled, baseline, without_eps(scale)), before, TOLERANCE, "unit of the rewards")
 
 
