@@ -92,7 +92,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             ends = PrefixRollouts(
                 queue.maker, run.task.step_end, state.session, state.account, state.model_flops, batch.rollouts
             )
-            advantages = estimate_advantages(run.baseline, run.scale, before, batch.rollouts, ends)
+            advantages = estimate_advantages(run.baseline, run.scale, state, before, batch.rollouts, ends)
         with clock("train"):
             # 9 batch
             inputs = make_inputs(run.teacher, batch.rollouts, before, advantages, state.entropy_coef)

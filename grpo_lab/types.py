@@ -331,9 +331,10 @@ class Graded:
     `in_statistics` are the rows of group and batch statistics, `in_loss` those of the loss. Two masks let a trick mask
     a row before or after the statistics. `target_length` is the length that the prompt asked for, or None. `lengths`
     count all response tokens; `sampled_lengths` count sampled tokens that rejection left in. `progress` is the share of
-    the budget spent when the problem was drawn, None outside training. `failed` are the responses that the grader
-    failed on, None where none did: their outcome and reward are 0 and mean nothing. `part_weights` are the weights that
-    some components contain; the others contain none.
+    the budget spent when the problem was drawn, None outside training. `logprob` is the log-probability of the sampled
+    tokens under the policy that sampled them, in nats. `failed` are the responses that the grader failed on, None where
+    none did: their outcome and reward are 0 and mean nothing. `part_weights` are the weights that some components
+    contain; the others contain none.
     """
 
     outcome: Float[Tensor, "P G"]
@@ -348,6 +349,7 @@ class Graded:
     progress: Float[Tensor, "P G"] | None = None
     failed: Bool[Tensor, "P G"] | None = None
     part_weights: Mapping[str, float] = field(default_factory=dict)
+    logprob: Float[Tensor, "P G"] | None = None
 
     @property
     def verdict(self) -> Float[Tensor, "P G"]:

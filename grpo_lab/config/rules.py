@@ -157,7 +157,7 @@ ERRORS: tuple[Rule, ...] = (
         "shaping_needs_a_group",
         ("reward_shaping", "group_size"),
         lambda run: run.reward_shaping.group_relative and run.group_size < 2,
-        "a single response is the shortest and the longest of its group, so nothing is ever added",
+        "a single response has no others of its group to be compared with, so nothing is ever added",
         "set group_size to at least 2, or reward_shaping=none",
     ),
     Rule(
@@ -579,6 +579,13 @@ WARNINGS: tuple[Rule, ...] = (
         "set scale=none, as the paper does, or baseline=none",
     ),
     Rule(
+        "shift_is_recentred",
+        ("baseline", "scale"),
+        lambda run: run.baseline.shifts and run.scale.recentres,
+        "the scale subtracts the batch's mean, and with it the number by which this baseline differs from group_mean",
+        "set scale=none or group_std, or baseline=group_mean",
+    ),
+    Rule(
         "return_to_go_without_token_penalty",
         ("baseline", "kl"),
         lambda run: run.baseline.reward_to_go and not run.kl.shapes_reward,
@@ -667,7 +674,7 @@ WARNINGS: tuple[Rule, ...] = (
         "filter_drops_gradient",
         ("group_filter", "baseline", "scale"),
         lambda run: run.group_filter.removes_rows and not run.baseline.group_relative and not run.scale.zeroes_tied,
-        "this baseline is not computed per group, so zero-variance groups carry gradient that the filter discards",
+        "this baseline gives zero-variance groups an advantage, so the filter discards gradient",
         "set group_filter=keep, or a baseline over the group",
     ),
     Rule(

@@ -42,6 +42,8 @@ from grpo_lab.policy.optim import Optimizer
 from grpo_lab.tasks.base import Grader, Model, Task, Template
 from grpo_lab.tracking.metrics import SUITES, is_known
 from grpo_lab.tracking.mlflow_exporter import Tracking
+from grpo_lab.tricks import baseline_group as baseline_group  # more options of baseline
+from grpo_lab.tricks import baseline_stateful as baseline_stateful  # and those that remember
 from grpo_lab.tricks import surrogate_off_policy as surrogate_off_policy  # more options of surrogate
 from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import Trick, formula_fault
@@ -296,7 +298,7 @@ class RunConfig:
 
     @property
     def training_passes(self) -> TrainingPasses:
-        forward = self.needs_logprobs + self.kl.needs_reference + self.teacher.needs_model
+        forward = self.needs_logprobs + self.kl.needs_reference + self.teacher.needs_model + self.baseline.scores_past
         forward += self.needs_collision and self.entropy.selects_tokens  # entropies take a pass of their own
         return TrainingPasses(forward, self.updates, self.critic.minibatches if self.baseline.needs_critic else None)
 

@@ -280,13 +280,27 @@ def token_fractions(
 
 
 def estimate_advantages(
-    baseline: Baseline, scale: Scale, before: BeforeUpdates, rollouts: Rollouts, continuations: Estimator
+    baseline: Baseline,
+    scale: Scale,
+    state: RunState,
+    before: BeforeUpdates,
+    rollouts: Rollouts,
+    continuations: Estimator,
 ) -> Advantages:
-    """Stage 8: advantages by baseline and scale; baselines that generate use `continuations`."""
+    """Stage 8: advantages by baseline and scale; baselines that generate use `continuations`.
+
+    A baseline that remembers reads its part of `state.memories`, and changes it.
+    """
+
+    def learner_logprobs(past: Rollouts) -> Tensor:
+        return _batch_logprobs(state, state.learner, past, with_entropy=False)[0]
+
     earned = rewards_by_token(before.graded.reward, before.kl_penalties, rollouts.sampled_mask)
+    memory = state.memories.setdefault("baseline", {})
     credit = Credit(
-        rollouts, earned, before.values, continuations, before.logprobs, before.collision, before.correction_weights
-    )
+        rollouts, earned, before.values, continuations, before.logprobs, before.collision, before.correction_weights,
+        memory, learner_logprobs,
+    )  # fmt: skip
     centred = baseline.centre(before.graded, credit)
     accepted = rollouts.sampled_mask & before.accepted_mask
     targets = baseline.value_targets(before.graded, credit, centred) if baseline.needs_critic else None

@@ -157,6 +157,9 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
         in_loss=graded,
         failed=~graded if reward.may_fail else None,
         part_weights=reward.part_weights,
+        logprob=to_groups(
+            torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs.double(), 0.0).sum(dim=1), rollouts.group_size
+        ),
         target_length=None
         if None in lengths_asked_for
         else torch.tensor(lengths_asked_for)[:, None].expand(-1, rollouts.group_size),

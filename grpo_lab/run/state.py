@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_lab.budget.compute_account import ComputeAccount, ModelFlops
-from grpo_lab.config.run_config import RunConfig
+from grpo_lab.config.run_config import AXES, RunConfig
 from grpo_lab.config.stages import LengthLimits
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.tensors import like
@@ -40,6 +40,7 @@ from grpo_lab.run.prompts import Prompts, read_prompts
 from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
 from grpo_lab.tasks.base import Template
+from grpo_lab.tricks.base import Trick
 from grpo_lab.tricks.group_filter import GroupFilter
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.tricks.schedule import Schedule
@@ -57,8 +58,8 @@ class RunState:
     weights that sampled a batch and the schedule lets them lag behind the learner.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
     `account` count the work so far. `entropy_coef` is the entropy trick's state and `kl_coef` the kl trick's.
-    `probe_best` is the best verifier outcome of each probe question so far. `log_position` is the log's size in bytes
-    at the checkpoint.
+    `memories` are what the options of the axes remember, by axis. `probe_best` is the best verifier outcome of each
+    probe question so far. `log_position` is the log's size in bytes at the checkpoint.
     """
 
     device: torch.device
@@ -88,6 +89,7 @@ class RunState:
     updates: int = 0
     log_position: int = 0
     kept: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -210,6 +212,7 @@ class RunState:
             "loss_scale": self.loss_scale.state_dict(),
             "kept": self.kept,
             "adapter": adapter_weights(self.learner),
+            "memories": self.memories,
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
@@ -224,6 +227,7 @@ class RunState:
         self.probe_best = state["probe_best"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.kept = state["kept"]
+        self.memories = state.get("memories", self.memories)
         load_adapter(self.learner, state.get("adapter", {}))
         if self.critic is not None and state.get("shards"):
             self.critic.updates = state["critic"]["updates"]
@@ -231,6 +235,13 @@ class RunState:
             self.critic.from_state(state["critic"])
         if self.reference is not None and state["reference"] is not None:
             load_whole(self.reference, state["reference"])
+
+
+def first_memories(run: RunConfig, training: TrainingProblems) -> dict[str, dict[str, Any]]:
+    """What the options remember before the first step, by axis; nothing of those that remember nothing."""
+    options = {axis: getattr(run, axis) for axis in AXES}
+    held = {axis: one.first_memory(training.measured) for axis, one in options.items() if isinstance(one, Trick)}
+    return {axis: memory for axis, memory in held.items() if memory}
 
 
 def require_models(run: RunConfig) -> None:
@@ -426,6 +437,7 @@ def open_state(
         precision=run.learner_precision,
         temperature=run.engine.temperature,
         microbatching=run.microbatching.on(device.type, packs),
+        memories=first_memories(run, training),
     )
     if saved:
         state.from_state(saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class TrainingProblems:
 
     `whole` is the number of problems of the training split. `dropped` counts those that left, by axis and reason, in
     the order in which the filters are applied. `rates` are what the base model was asked for it. `metrics` are logged
-    at step 0, `active` at every step.
+    at step 0, `active` at every step. `measured` are the base model's right and graded responses by problem id.
     """
 
     problems: tuple[Problem, ...]
@@ -46,6 +46,7 @@ class TrainingProblems:
     rates: tuple[Rates, ...]
     metrics: dict[str, float]
     active: dict[str, float]
+    measured: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def clock(self) -> dict[str, float]:
@@ -156,6 +157,7 @@ def training_problems(
     return TrainingProblems(
         tuple(found), read.whole, {**read.dropped, "pass_rate": dropped}, tuple(measured), metrics,
         read.active | {"active_fraction/pass_rate": (gone + changed) / len(read.problems)},
+        {problem.id: (right, graded) for problem, right, graded in zip(kept, rates.right, rates.graded)},
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from string import Formatter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,11 @@ class Trick:
     `is_no_op` marks the option that by definition changes no row and no token: no mask, no penalty, no clip.
     `formula` is what the option computes, in the symbols that `grpo-lab explain` prints. Every option has one. A
     field's name in braces is replaced by its number; write a brace twice to print it.
+
+    An option is frozen. One that remembers something from step to step overrides `first_memory`; the run keeps that
+    dict in `RunState.memories` under the name of the axis, hands it to the option with the inputs of its stage, and
+    saves it in every checkpoint. The option changes it in place, once a step. All ranks hold the same memory, so it
+    must follow from what all ranks know.
     """
 
     is_no_op: ClassVar[bool] = False
@@ -28,6 +33,13 @@ class Trick:
 
     def __init_subclass__(cls) -> None:
         renamed_facts(cls, touches_nothing="is_no_op")
+
+    def first_memory(self, measured: dict[int, tuple[int, int]]) -> dict[str, Any]:
+        """The memory before the first step, tensors and plain values only; {} for an option that remembers nothing.
+
+        `measured`: right and graded responses of the base model by problem id, {} if no pass_rate measured them.
+        """
+        return {}
 
     def written(self) -> str:
         """The formula with this object's numbers filled in."""

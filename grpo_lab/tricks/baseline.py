@@ -1,13 +1,17 @@
-"""Baseline: what is subtracted from the reward."""
+"""Baseline: what is subtracted from the reward.
+
+A baseline may remember earlier steps, such as the rewards of each problem: see `first_memory` of `tricks/base.py`, and
+baseline_stateful.py. It reads and changes `Credit.memory`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from math import comb
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -58,7 +62,9 @@ class Credit:
     `token_rewards` add up to the row's reward: the KL penalty of a token is its own reward, the rest is at the last
     sampled token. `values` are the critic's estimates for the state before each token; None without a critic.
     `logprobs` are the learner's before the updates, `collision` the sum over the vocabulary of its squared
-    probabilities where each token was drawn, `weights` the correction's; None where nothing needs them.
+    probabilities where each token was drawn, `weights` the correction's; None where nothing needs them. `memory` is the
+    baseline's own, which it may change. `learner_logprobs` gives the learner's log-probs [N, T], before the step's
+    updates, of responses of any step; None where no learner is at hand.
     """
 
     rollouts: Rollouts
@@ -68,21 +74,25 @@ class Credit:
     logprobs: Float[Tensor, "N T"] | None = None
     collision: Float[Tensor, "N T"] | None = None
     weights: Float[Tensor, "N T"] | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+    learner_logprobs: Callable[[Rollouts], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Baseline(Trick, ABC):
     """Subtracts a baseline from rewards. Rows out of the statistics get 0 and do not affect others.
 
-    `group_relative`: needs other rows of the group. `centres`: the result has both signs, whatever the signs of the
-    rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward. `scales_itself`: the result is already
-    scaled, so a scale would be the second one. `scales_group_mean`: equals the group mean up to a factor.
-    `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`: the only row of a group in
-    the statistics keeps its raw reward (a convention). `per_token`: gives each token its own advantage. `needs_critic`:
-    reads a critic's values. `generates`: samples further responses. `continues`: samples from the middle of a response.
-    `constant_over_batch`: subtracts one number from all rewards of the batch. `reward_to_go`: a token's reward leaves
-    out only the KL penalty of earlier tokens. `needs_collision`: reads the learner's log-probs and its squared
-    probabilities summed over the vocabulary. `is_group_mean`: subtracts the group's mean and does nothing else.
+    `group_relative`: compares rows of a group, so a group of equal rewards gets 0. `centres`: the result has both
+    signs, whatever the signs of the rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward.
+    `scales_itself`: the result is already scaled, so a scale would be the second one. `scales_group_mean`: equals the
+    group mean up to a factor. `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`:
+    the only row of a group in the statistics keeps its raw reward (a convention). `per_token`: gives each token its own
+    advantage. `needs_critic`: reads a critic's values. `generates`: samples further responses. `continues`: samples
+    from the middle of a response. `constant_over_batch`: subtracts one number from all rewards of the batch.
+    `reward_to_go`: a token's reward leaves out only the KL penalty of earlier tokens. `needs_collision`: reads the
+    learner's log-probs and its squared probabilities summed over the vocabulary. `is_group_mean`: subtracts the group's
+    mean and does nothing else. `shifts`: subtracts a number besides the mean of the group. `scores_past`: has the
+    learner score responses of earlier steps.
     """
 
     group_relative: ClassVar[bool]
@@ -98,6 +108,7 @@ class Baseline(Trick, ABC):
     reward_to_go: ClassVar[bool] = False
     needs_collision: ClassVar[bool] = False
     is_group_mean: ClassVar[bool] = False
+    shifts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -109,6 +120,10 @@ class Baseline(Trick, ABC):
 
     @property
     def handles_singletons(self) -> bool:
+        return False
+
+    @property
+    def scores_past(self) -> bool:
         return False
 
     @abstractmethod

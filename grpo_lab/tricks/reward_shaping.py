@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
-from grpo_lab.tricks.base import Trick
+from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.types import Float, Graded, Tensor
 
 
@@ -291,3 +291,35 @@ class L1Max(L1Exact):
     def __call__(self, graded: Graded) -> Graded:
         worth = (self.alpha * self._left(graded) + self.delta).clamp(0, 1)
         return graded.with_component("l1_max", (graded.outcome > 0.5) * (worth - 1))
+
+
+@dataclass(frozen=True)
+class Unlikeliness(RewardShaping):
+    """Reward the right answers that the policy finds likely less than the unlikely ones (arXiv:2506.02355).
+
+    added = -beta * (G - rank) / G * reward where right, 0 where wrong;  rank 1 for the likeliest response of the group
+
+    Rare right answers gain probability that GRPO gives to frequent ones, which raises pass@k for large k. All G
+    responses are ranked, wrong ones too, by their log-probability under the policy that sampled them. An all-right
+    group is no longer tied. Differs: equally likely responses share the best rank among them, so two equal responses
+    earn the same; and the authors' code ranks by the mean log-prob of a token, the paper by that of the response.
+    """
+
+    beta: float
+
+    group_relative: ClassVar[bool] = True
+    formula: ClassVar[str] = "-{beta} * (G - rank_i) / G * R where right, rank 1 the likeliest of g"
+
+    def __post_init__(self) -> None:
+        require_field(0 < self.beta <= 1, self, "beta", "in (0, 1]")
+
+    def lowest(self, correct: float, wrong: float) -> float:
+        return min(wrong, correct, correct * (1 - self.beta))
+
+    def __call__(self, graded: Graded) -> Graded:
+        assert graded.logprob is not None, "grading sums up the sampler's log-probs"
+        likelier = graded.logprob[:, None, :] > graded.logprob[:, :, None] + NEGLIGIBLE
+        size = graded.logprob.shape[1]
+        below = size - 1 - likelier.sum(dim=2)  # G - rank
+        added = -self.beta * below / size * graded.reward
+        return graded.with_component("unlikeliness", torch.where(graded.outcome > 0.5, added, 0.0))

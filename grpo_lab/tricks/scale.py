@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from grpo_lab.checks import require_field, require_not_negative
+from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.tricks.base import Trick, group_mean, tied
 from grpo_lab.tricks.baseline import Weights
 from grpo_lab.tricks.convention import AlphaForm, Floor, Singleton
@@ -134,6 +134,32 @@ class GroupStd(Scale):
             return torch.where(alone, centred / (1 + self.eps), torch.where(tied(reward, in_statistics), 0.0, scaled))
         # In a tied group rounding and eps would decide the result.
         return torch.where(tied(reward, in_statistics), 0.0, scaled)
+
+
+@dataclass(frozen=True)
+class Focal(GroupStd):
+    """Divide by the group's standard deviation, and weight hard prompts more (F-GRPO, arXiv:2602.06717).
+
+    advantage = (1 - p)^gamma * centred / (std_g(reward) + eps),  p the share of right rows in the statistics
+
+    Easy prompts reinforce the answers that are likely already and take probability from rare right ones, so they count
+    less. Differs from GroupStd: only that factor; from GroupMean: it stays bounded as p falls to 0. A tied group gets
+    0, and so does an all-right group whose rewards differ.
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "gamma")
+
+    @property
+    def formula(self) -> str:
+        return f"(1 - mean_g(right))^{{gamma}} * {super().formula}"
+
+    def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
+        rate = group_mean((graded.outcome > 0.5).to(centred.dtype), graded.in_statistics)
+        return (1 - rate) ** self.gamma * super().__call__(centred, graded)
 
 
 @dataclass(frozen=True)

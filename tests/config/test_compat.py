@@ -305,6 +305,11 @@ CASES = (
         ("reward=strict_and_format", "reward_shaping=soft_overlong", "kl=k1_reward", "scale=group_std"),
     ),
     Case("correction_is_divided_away", "reward_shaping=backward_correction", ("scale=none", "baseline=none")),
+    Case(
+        "shift_is_recentred",
+        "baseline=asymmetric scale=batch_std_tokens",
+        ("scale=none", "scale=group_std", "baseline=group_mean"),
+    ),
     Case("return_to_go_without_token_penalty", "baseline=return_to_go scale=none", ("kl=k1_reward", "baseline=none")),
     Case(
         "factor_is_divided_away",
@@ -726,6 +731,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "reward_is_the_outcome": lambda f: f["reward_shaping.is_no_op"] and f["group_filter.reads_reward"],
     "share_is_one": lambda f: f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.is_no_op"],
+    "shift_is_recentred": lambda f: f["scale.recentres"] and f["baseline.shifts"],
     "baseline_is_recentred": lambda f: f["baseline.constant_over_batch"] and f["scale.recentres"],
     "return_to_go_without_token_penalty": lambda f: f["baseline.reward_to_go"] and not f["kl.shapes_reward"],
     "factor_is_divided_away": lambda f: f["baseline.scales_group_mean"] and f["scale.divides_by_centred"],
@@ -1184,7 +1190,10 @@ def test_the_smallest_group_is_the_smallest_that_carries_a_signal(option: str) -
         rollouts = make_rollouts([1] * graded.reward.numel(), size)
         earned = rewards_by_token(graded.reward, torch.zeros(rollouts.tokens.shape, dtype=F64), rollouts.sampled_mask)
         even = torch.full(rollouts.tokens.shape, -1.0, dtype=F64)
-        credit = Credit(rollouts, earned, critic_values(rollouts), Endings(rollouts), even, collision_of(even))
+        credit = Credit(
+            rollouts, earned, critic_values(rollouts), Endings(rollouts), even, collision_of(even),
+            memory=baseline.first_memory({}),
+        )  # fmt: skip
         return bool((baseline.centre(graded, credit) != 0).any())
 
     assert pushes(baseline.smallest_group)
@@ -1204,7 +1213,7 @@ def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     graded = make_graded(
         reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs],
         target_length=[[20, 20]] * len(pairs),
-        progress=[1.0] * len(pairs),
+        progress=[1.0] * len(pairs), logprob=[[-1.0, -2.0]] * len(pairs),
     )  # fmt: skip
     lowest, found = shaping.lowest(1.0, wrong), shaping(graded).reward.min().item()
     if math.isfinite(lowest):

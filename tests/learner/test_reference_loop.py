@@ -218,6 +218,19 @@ CASES = {
         "kl=none",
     ),
     "adaptive": ("entropy=adaptive entropy.target=5 entropy.delta=0.02", "entropy=none"),
+    "kalman": (f"{LAGGED} baseline=kalman scale=none", "baseline=group_mean"),
+    "asymmetric": (
+        f"{LAGGED} baseline=asymmetric scale=none reward_shaping=unlikeliness",
+        "baseline=group_mean reward_shaping=none",
+    ),
+    "opmd": (f"{LAGGED} baseline=opmd scale=none", "baseline=group_mean"),
+    "focal": ("scale=focal scale.gamma=2", "scale=group_std"),
+    "ema": (f"{LAGGED} baseline=ema scale=none group_size=1 problems_per_step=16", "baseline=none"),
+    "value_tracker": (  # the same problems in every step
+        f"{LAGGED} baseline=value_tracker baseline.low=0.05 baseline.half_life=0.3 scale=none group_size=2 "
+        "problems_per_step=8 task.train_size=8 task.probe_size=8 budget.amount=4",
+        "baseline=none baseline=value_tracker",
+    ),
     "left_over": (
         "group_filter=oversample_abort_partial correction=icepop correction.high=1.2 updates=one",
         "correction=none",

@@ -44,7 +44,11 @@ VARIANTS = {
     "bf16_again": [*SAME_MICROBATCHES, "learner_precision=bf16", "gradient_checkpointing=true"],
     "fp16": [*SAME_MICROBATCHES, "learner_precision=fp16"],
     "marks": ["budget.amount=2", "surrogate=clip_cov", "microbatch_tokens=64"],
-}
+    "remembered": [
+        "budget.amount=3", "baseline=value_tracker", "scale=none", "task.train_size=16", "task.probe_size=16",
+        "problems_per_step=16",
+    ],
+}  # fmt: skip
 
 
 def of(folder: Path, name: str) -> Path:

@@ -139,6 +139,7 @@ def make_graded(
     in_loss: Sequence[Sequence[bool]] | None = None,
     target_length: Sequence[Sequence[int]] | None = None,
     progress: Sequence[float] | None = None,
+    logprob: Sequence[Sequence[float]] | None = None,
     dtype: torch.dtype = F64,
 ) -> Graded:
     """A record of P groups of G rewards; rows are finished, in the statistics and the loss, all their tokens sampled,
@@ -162,6 +163,7 @@ def make_graded(
         in_loss=flags(in_loss, True),
         target_length=None if target_length is None else torch.tensor(target_length),
         progress=None if progress is None else torch.tensor(progress, dtype=F64)[:, None].expand(values.shape),
+        logprob=None if logprob is None else torch.tensor(logprob, dtype=F64),
     )
 
 
@@ -245,6 +247,7 @@ def random_scene(
         truncated=to_groups(truncated, group_size).tolist(),
         target_length=[[longest // 2] * group_size] * problems,
         progress=[(place + 1) / (problems + 1) for place in range(problems)],
+        logprob=to_groups(torch.where(mask, sampler, 0.0).sum(dim=1), group_size).tolist(),
     )
     return Scene(make_rollouts(lengths, group_size, width=width, sampler=sampler), graded, logprobs, old, ref)
 
@@ -345,7 +348,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     weights = run.correction(*mismatch)
     credit = Credit(
         rollouts, earned, critic_values(rollouts), Endings(rollouts), scene.old_logprobs,
-        collision_of(scene.old_logprobs), weights,
+        collision_of(scene.old_logprobs), weights, run.baseline.first_memory({}),
     )  # fmt: skip
     advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:

@@ -13,6 +13,7 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
+from grpo_lab.tricks.baseline_group import Asymmetric, Opmd
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -41,6 +42,7 @@ from grpo_lab.tricks.scale import (
     AllWrong,
     BatchStd,
     Deviation,
+    Focal,
     Gdpo,
     GroupStd,
     InformativeShare,
@@ -93,6 +95,8 @@ BASELINES = (
     PassAtK(1),
     PassAtK(2),
     ForwardCorrection(0.2, 1.0, 0.0),
+    Asymmetric(-0.1, Singleton.zero),
+    Opmd(0.5, Singleton.zero),
 )
 SCALES = (
     NoScale(),
@@ -100,6 +104,7 @@ SCALES = (
     GroupStd(1, 1e-6, False, Singleton.zero),
     GroupStd(1, 1e-6, True, Singleton.zero),
     GroupStd(0, 1e-6, False, Singleton.raw),
+    Focal(1, 1e-6, False, Singleton.zero, 2.0),
     BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
     BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added),
     BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance),

@@ -5,6 +5,7 @@ Where tokens are what counts once in a statistic, a token counts if it was sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from statistics import fmean, stdev
@@ -69,6 +70,58 @@ def _pass_at_k(o: Any, group: list[Response]) -> None:
         if deviation > 0:
             own = [value for value, subset in zip(best, subsets) if place in subset]
             row.centred = (fmean(own) - mean) / deviation
+
+
+def _kalman(o: Any, group: list[Response]) -> None:
+    """Q is the drift, R the noise; what is subtracted has already seen the row's own reward."""
+    x, p = o.mean, o.variance
+    for row in group:
+        p = p + o.drift
+        k = p / (p + o.noise)
+        x, p = x + k * (row.reward - x), (1 - k) * p
+        row.centred = (row.reward - x) / (p**0.5 + o.eps)
+
+
+def _asymmetric(o: Any, group: list[Response]) -> None:
+    mean = fmean(row.reward for row in group)
+    for row in group if len(group) > 1 else ():
+        row.centred = row.reward - mean - o.shift
+
+
+def _opmd(o: Any, group: list[Response]) -> None:
+    soft = o.tau * math.log(fmean(math.exp(row.reward / o.tau) for row in group))
+    for row in group if not _all_equal(group) else ():
+        row.centred = (row.reward - soft) / (1 + o.tau)
+
+
+def _ema(o: Any, rows: Rows, given: Any) -> None:
+    average = 0.0
+    for row in (row for _, earlier in given.earlier() for row in _counted(earlier)):
+        average = o.decay * average + (1 - o.decay) * row.reward
+    for row in _counted(rows):
+        row.centred = row.reward - average
+        average = o.decay * average + (1 - o.decay) * row.reward
+
+
+def _value_tracker(o: Any, rows: Rows, given: Any) -> None:
+    """Each problem's visits are gone through again from the first, with the learner as it was at each of them."""
+    steps = [*given.earlier(), (given.step, rows)]
+    for group in map(_counted, groups_of(rows)):
+        a = b = 0.5
+        before: list[Response] = []
+        for step, every in steps:
+            here = [row for row in every if group and row.problem == group[0].problem]
+            if step is given.step:
+                for row in group:
+                    row.centred = row.reward - a / (a + b)
+            if not here:
+                continue
+            gaps = [(given.read(step, row) - row.sampler)[row.sampled].abs() for row in before]
+            drift = fmean(float(gap.mean()) for gap in gaps) if gaps and o.low < o.high else 0.0
+            rho = min(max(0.5 ** (drift / o.half_life), o.low), o.high)
+            a = rho * a + sum(row.reward for row in _counted(here))
+            b = rho * b + sum(1 - row.reward for row in _counted(here))
+            before = here
 
 
 def _plain_reward(o: Any, rows: Rows, given: Any) -> None:
@@ -155,6 +208,11 @@ BASELINE: dict[str, Callable[[Any, Rows, Any], None]] = {
     "LeaveOneOut": _of_groups(_leave_one_out),
     "PassAtK": _of_groups(_pass_at_k),
     "BatchMean": _of_batch,
+    "Kalman": _of_groups(_kalman),
+    "Asymmetric": _of_groups(_asymmetric),
+    "Opmd": _of_groups(_opmd),
+    "Ema": _ema,
+    "ValueTracker": _value_tracker,
     "Greedy": _greedy,
     "MonteCarlo": _monte_carlo,
     "Gae": _gae,
@@ -173,6 +231,14 @@ def _group_std(o: Any, rows: Rows) -> None:
             deviation = (sum((row.reward - mean) ** 2 for row in group) / (len(group) - o.ddof)) ** 0.5
             for row in group:
                 row.advantages = 0.0 if _all_equal(group) else row.centred / (deviation + o.eps)
+
+
+def _focal(o: Any, rows: Rows) -> None:
+    _group_std(o, rows)
+    for group in map(_counted, groups_of(rows)):
+        for row in group:
+            if row.advantages is not None:
+                row.advantages = row.advantages * fmean(not other.right for other in group) ** o.gamma
 
 
 def _batch_std(o: Any, rows: Rows) -> None:
@@ -239,6 +305,7 @@ def _unscaled(o: Any, rows: Rows) -> None:
 SCALE: dict[str, Callable[[Any, Rows], None]] = {
     "NoScale": _unscaled,
     "GroupStd": _group_std,
+    "Focal": _focal,
     "BatchStd": _batch_std,
     "Gdpo": _gdpo,
     "GroupMean": _max_rl,

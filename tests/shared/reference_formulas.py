@@ -22,6 +22,7 @@ class Response:
     """One response, and what the stages of a step find out about it; `[T]` counts its own tokens, injected too."""
 
     group: int  # place of its problem in the batch
+    problem: int
     prompt: list[int]
     tokens: list[int]
     sampled: Tensor  # [T], bool: False where text was put in
@@ -91,6 +92,14 @@ def _kimi_length(o: Any, group: Rows) -> list[float]:
     return [o.coef * (place if row.right else min(place, 0)) for place, row in zip(places, group)]
 
 
+def _unlikeliness(o: Any, group: Rows) -> list[float]:
+    """The likeliest of G loses beta (G - 1) / G of its reward, the least likely nothing."""
+    chance = [float(row.sampler[row.sampled].sum()) for row in group]
+    ranks = [1 + sum(other > own + 1e-4 for other in chance) for own in chance]
+    size = len(group)
+    return [-o.beta * (size - rank) / size * row.reward * row.right for rank, row in zip(ranks, group)]
+
+
 # What is added to the rewards of a group.
 SHAPING: dict[str, Callable[[Any, Rows], list[float]]] = {
     "NoShaping": lambda o, group: [0.0] * len(group),
@@ -98,6 +107,7 @@ SHAPING: dict[str, Callable[[Any, Rows], list[float]]] = {
     "SoftOverlongCorrectOnly": lambda o, group: [_overlong(o, row) if row.right else 0.0 for row in group],
     "BackwardCorrection": lambda o, group: [_backward(o, row) for row in group],
     "KimiLength": _kimi_length,
+    "Unlikeliness": _unlikeliness,
     "L1Exact": lambda o, group: [-o.alpha * abs(row.wanted - len(row.tokens)) for row in group],
     "L1Max": lambda o, group: [
         min(max(o.alpha * (row.wanted - len(row.tokens)) + o.delta, 0), 1) - 1 if row.right else 0.0 for row in group

@@ -7,6 +7,7 @@ reference_formulas.py and reference_advantages.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,10 +26,17 @@ from grpo_lab.seeding import rollout_uniforms
 
 @dataclass
 class Given:
-    """What baselines that generate were told by the policy, and which tokens end a step of the reasoning."""
+    """What baselines that generate were told by the policy, and which tokens end a step of the reasoning.
+
+    For those that remember: the steps before this one with their judged responses, and the learner's log-probs of a
+    response before the updates of a step.
+    """
 
     estimates: dict[tuple[int, tuple[int, ...]], float]
     step_ends: set[int]
+    step: Step
+    earlier: Callable[[], list[tuple[Step, list[Response]]]]
+    read: Callable[[Step, Response], Tensor]
 
     def value_of(self, row: Response, start: int) -> float:
         return self.estimates[row.group, tuple(row.tokens[:start])]
@@ -85,6 +93,7 @@ class Reference:
             rows.append(
                 Response(
                     group=place // run.group_size,
+                    problem=problem.id,
                     prompt=list(rollouts.prompt_of_row(place)),
                     tokens=rollouts.tokens[place, :length].tolist(),
                     sampled=rollouts.sampled_mask[place, :length],
@@ -180,12 +189,25 @@ class Reference:
         """Advantages of each token."""
         run, state = self.run, self.recording.state
         ends = state.tokenizer(run.task.step_end, add_special_tokens=False)["input_ids"]
-        given = Given(step.estimates, set(ends))
+        given = Given(step.estimates, set(ends), step, lambda: self.earlier(step), self.learner_of)
         formula(BASELINE, run.baseline)(run.baseline, rows, given)
         formula(SCALE, run.scale)(run.scale, rows)
         for row in rows:
             each = 0.0 if row.advantages is None else row.advantages
             row.advantages = torch.ones_like(row.prox) * each
+
+    def earlier(self, step: Step) -> list[tuple[Step, list[Response]]]:
+        """The steps before, with their responses; what is charged for KL is not looked at."""
+        assert not self.run.kl.shapes_reward
+        found = [(before, self.responses(before)) for before in self.recording.steps[: step.number]]
+        for _, rows in found:
+            self.judge(rows)
+        return found
+
+    @torch.no_grad()
+    def learner_of(self, step: Step, row: Response) -> Tensor:
+        """The log-probs [T] of a response under the learner before the updates of a step."""
+        return self.read(self.holding(step.learner), row)[0]
 
     def prepared(self, step: Step) -> list[Response]:
         """The responses of a step with all that the loss reads."""

@@ -108,6 +108,7 @@ TWO_OF_EIGHT = [[1, 0, 0, 0, 1, 0, 0, 0]]
 # Where the numbers of what generates, remembers or learns are.
 BESIDE = (
     "test_golden",
+    "test_baselines",
     "test_credit",
     "test_curricula",
     "test_estimators",

@@ -40,6 +40,8 @@ from grpo_lab.tricks.baseline import (
     ReturnToGo,
     Weights,
 )
+from grpo_lab.tricks.baseline_group import Asymmetric, Kalman, Opmd
+from grpo_lab.tricks.baseline_stateful import Ema, ValueTracker
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, NoCorrection, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -75,11 +77,13 @@ from grpo_lab.tricks.reward_shaping import (
     NoShaping,
     SoftOverlong,
     SoftOverlongCorrectOnly,
+    Unlikeliness,
 )
 from grpo_lab.tricks.scale import (
     AllWrong,
     BatchStd,
     Deviation,
+    Focal,
     Gdpo,
     GroupStd,
     InformativeShare,
@@ -129,6 +133,8 @@ OPTIONS = {
         SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0),
         SoftOverlongCorrectOnly(6, 4, 1.0, 1.0, -1.0),
         SoftOverlongCorrectOnly(6, 2, 1.0, 1.0, -1.0),
+        Unlikeliness(0.25),
+        Unlikeliness(0.5),
         KimiLength(0.5, 0.0),
         KimiLength(1.0, 0.0),
         KimiLength(0.5, 0.4),
@@ -234,6 +240,21 @@ OPTIONS = {
         ForwardCorrection(0.2, 1.0, 0.0),
         ForwardCorrection(0.4, 1.0, 0.0),
         ForwardCorrection(0.3, 1.0, -1.0),
+        Kalman(1e-5, 1e-2, 0.0, 1.0, 1e-8),
+        Kalman(0.1, 1e-2, 0.0, 1.0, 1e-8),
+        Kalman(1e-5, 0.1, 0.0, 1.0, 1e-8),
+        Kalman(1e-5, 1e-2, 0.5, 1.0, 1e-8),
+        Kalman(1e-5, 1e-2, 0.0, 0.1, 1e-8),
+        Kalman(1e-5, 1e-2, 0.0, 1.0, 0.1),
+        Asymmetric(-0.1, Singleton.zero),
+        Asymmetric(-0.1, Singleton.raw),
+        Asymmetric(-0.2, Singleton.zero),
+        Opmd(1.0, Singleton.zero),
+        Opmd(1.0, Singleton.raw),
+        Opmd(0.5, Singleton.zero),
+        Ema(0.95),
+        Ema(0.5),
+        ValueTracker(0.06, 0.875, 0.96),
     ),
     "scale": (
         NoScale(),
@@ -243,6 +264,8 @@ OPTIONS = {
         GroupStd(0, 0.1, False, Singleton.raw),
         GroupStd(0, 0.1, True, Singleton.zero),
         GroupStd(1, 0.1, True, Singleton.zero),
+        Focal(0, 1e-6, False, Singleton.zero, 1.0),
+        Focal(0, 1e-6, False, Singleton.zero, 2.0),
         BatchStd(Deviation.centred, Weights.rows, False, 0, 0.1, Floor.added),
         BatchStd(Deviation.centred, Weights.rows, False, 1, 0.1, Floor.added),
         BatchStd(Deviation.centred, Weights.rows, False, 0, 1e-6, Floor.added),
@@ -419,6 +442,8 @@ def golden_batch() -> Scene:
     logprobs = -2.2 + 0.5 * torch.sin(steps)
     old = logprobs + 0.6 * torch.cos(1.9 * steps)  # ratios from .55 to 1.82
     sampler = old + 1.2 * torch.sin(2.3 * steps) * torch.cos(0.7 * torch.arange(20))[:, None]  # rows near and far
+    chosen = torch.arange(6)[None, :] < torch.tensor(lengths)[:, None]
+    graded = replace(graded, logprob=torch.where(chosen, sampler, 0.0).sum(dim=1).reshape(5, 4))
     ref = logprobs + 0.8 * torch.cos(0.6 * steps)
     return Scene(make_rollouts(lengths, 4, sampler=sampler), graded, logprobs, old, ref)
 

@@ -63,6 +63,7 @@ from grpo_lab.tricks.baseline import (
     PassAtK,
     Weights,
 )
+from grpo_lab.tricks.baseline_group import Asymmetric, Opmd
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import NoCorrection, TisToken
 from grpo_lab.tricks.denominator import Original, Survivors
@@ -219,6 +220,11 @@ def divides(scale) -> bool:
     return isinstance(scale, (GroupStd, BatchStd, MaxRl))
 
 
+def is_linear(baseline) -> bool:
+    """Whether what is subtracted has the unit of the rewards."""
+    return not isinstance(baseline, (Asymmetric, Opmd))
+
+
 def without_eps(scale):
     return replace(scale, eps=0.0) if isinstance(scale, (GroupStd, BatchStd)) else scale
 
@@ -238,19 +244,20 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
 
 
 @among(
-    lambda baseline, scale: not divides(scale) and not baseline.scales_itself,
+    lambda baseline, scale: not divides(scale) and not baseline.scales_itself and is_linear(baseline),
 )
 @examples(8)
 @given(groups_with_lengths, st.floats(0.1, 10))
 def test_advantages_are_proportional_to_rewards_unless_something_divides(baseline, scale, drawn, factor) -> None:
     values, lengths = drawn
-    scaled = make_graded([[factor * value for value in row] for row in values], lengths=lengths)
-    before = advantages_of(make_graded(values, lengths=lengths), baseline, scale)
+    right = [[float(value > 0.5) for value in row] for row in values]
+    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
+    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, scale)
     assert_close(advantages_of(scaled, baseline, scale), factor * before, TOLERANCE, "proportional")
 
 
 @among(
-    lambda baseline, scale: divides(scale) and not baseline.scales_itself,
+    lambda baseline, scale: divides(scale) and not baseline.scales_itself and is_linear(baseline),
     lambda baseline, scale: not getattr(scale, "leave_one_out", False),
 )
 @examples(8)
@@ -260,8 +267,9 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
     values, lengths = drawn
     if isinstance(scale, GroupStd) and not baseline.group_relative:
         assume(all(len(set(row)) > 1 for row in values))
-    scaled = make_graded([[factor * value for value in row] for row in values], lengths=lengths)
-    before = advantages_of(make_graded(values, lengths=lengths), baseline, without_eps(scale))
+    right = [[float(value > 0.5) for value in row] for row in values]
+    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
+    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, without_eps(scale))
     assert_close(advantages_of(scaled, baseline, without_eps(scale)), before, TOLERANCE, "unit of the rewards")
 
 
