@@ -67,14 +67,15 @@ from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 
 AXES = (
     "sft", "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
-    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
-    "kl", "reference", "entropy", "learner_precision", "sampler_precision",
+    "rejection", "updates", "baseline", "scale", "token_credit", "importance", "surrogate", "aggregation",
+    "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
@@ -121,6 +122,7 @@ class RunConfig:
     updates: Updates
     baseline: Baseline
     scale: Scale
+    token_credit: TokenCredit
     importance: Importance
     surrogate: Surrogate
     aggregation: Aggregation
@@ -222,7 +224,8 @@ class RunConfig:
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
-        return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
+        by_token = self.entropy.selects_tokens or not self.token_credit.is_no_op
+        return below_the_ratio or of_the_sampler or for_the_teacher or by_token
 
     @property
     def sampler_is_learner(self) -> bool:

@@ -26,6 +26,7 @@ from grpo_lab.tricks.reference import Reference
 from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching, SamplingParams
@@ -118,6 +119,7 @@ class LogprobTricks:
     rejection: Rejection
     kl: Kl
     entropy: Entropy
+    token_credit: TokenCredit
     needs_logprobs: bool
 
 

@@ -24,6 +24,7 @@ from grpo_lab.tricks.baseline import Baseline, Credit, Estimator, rewards_by_tok
 from grpo_lab.tricks.scale import Scale
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
 
@@ -171,7 +172,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     logprobs = entropy = reference = taught = weights = values = None
     accepted, rejected, metrics = sampled, filtered, {}
     if tricks.needs_logprobs:
-        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
+        reads_entropy = tricks.entropy.selects_tokens or tricks.token_credit.reads_entropy
+        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, reads_entropy)
     old = tricks.old_policy(logprobs, sampler)
     if tricks.kl.needs_reference:
         with state.as_reference() as model:
@@ -253,11 +255,22 @@ def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, ac
     return scale.of_tokens(centred, accepted & graded.in_statistics.flatten()[:, None], graded)
 
 
+def credited(token_credit: TokenCredit, before: BeforeUpdates, advantages: Advantages) -> Float[Tensor, "N T"]:
+    """The advantages of single tokens, 0 outside the loss, after token credit and before a teacher."""
+    each = expand(advantages.scaled, before.loss_mask)
+    return expand(token_credit(each, before.logprobs, before.entropy, before.loss_mask), before.loss_mask)
+
+
 def make_inputs(
-    teacher: Teacher, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float
+    token_credit: TokenCredit,
+    teacher: Teacher,
+    rollouts: Rollouts,
+    before: BeforeUpdates,
+    advantages: Advantages,
+    entropy_coef: float,
 ) -> StepInputs:
-    """Stage 9: the inputs of the loss for all rows of the batch; a teacher acts here, on single tokens."""
-    rewarded = expand(advantages.scaled, before.loss_mask)
+    """Stage 9: the inputs of the loss for all rows; token credit, then a teacher, change single tokens' advantages."""
+    rewarded = credited(token_credit, before, advantages)
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,

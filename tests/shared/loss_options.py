@@ -41,6 +41,7 @@ from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
+    Delight,
     Divergence,
     Dppo,
     DualClip,
@@ -64,6 +65,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     TokenWeight,
     Vespo,
 )
+from grpo_lab.tricks.token_credit import ClipB, EntropyAdvantage, GtpoWeight, ProbabilityWeight, Uncertainty
 
 
 def label(option: object) -> str:
@@ -110,6 +112,7 @@ SURROGATES = (
     Dppo(Divergence.kl, 0.01, 20.0),
     Kimi(0.1),
     Topr(),
+    Delight(0.5),
     ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
     KlCov(0.3, 1.0, Scope.step),
     Ipo(0.05, 0.1),
@@ -125,6 +128,13 @@ SURROGATES = (
 )
 IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())
+TOKEN_CREDITS = (
+    GtpoWeight(0.5, Uncertainty.surprisal),
+    GtpoWeight(1.5, Uncertainty.entropy),
+    ProbabilityWeight(0.5),
+    EntropyAdvantage(0.4, 2.0),
+    ClipB(0.5),
+)
 DENOMINATORS = (Original(), Survivors())
 REJECTIONS = (
     TokenK1(False, 0.7, 1.4, BoundForm.ratio),

@@ -172,6 +172,8 @@ class Reference:
         for row in rows:
             each = 0.0 if row.advantages is None else row.advantages
             row.advantages = torch.ones_like(row.prox) * each
+        for row, own in zip(rows, formula(formulas.TOKEN_CREDIT, run.token_credit)(run.token_credit, rows)):
+            row.advantages = own
 
     def prepared(self, step: Step) -> list[Response]:
         """The responses of a step with all that the loss reads."""
