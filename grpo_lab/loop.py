@@ -94,8 +94,8 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             )
             advantages = estimate_advantages(run.baseline, run.scale, state, before, batch.rollouts, ends)
         with clock("train"):
-            # 9 batch
-            inputs = make_inputs(run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
+            # 9 batch: token credit, then the teacher
+            inputs = make_inputs(run.token_credit, run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
             # 10 minibatches: loss, backward, step
             accumulator = train_on(run.update_settings, state, inputs, before, advantages)
         with clock("sync"):
@@ -104,7 +104,7 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
         # 12 log, evaluate, save
         step = FinishedStep(batch, before, advantages, inputs, accumulator)
         table = partial(rollout_table, state.tokenizer, step)
-        metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.teacher)
+        metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.token_credit, run.teacher)
         recorder.record(state, queue, clock, metrics, table, batch.version)
 
 

@@ -60,9 +60,14 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     if entropy.needs_gradient:
         lines.append(("E", entropy.written()))
     rewarded = "C" if run.baseline.scales_itself else run.scale.written()
+    advantage = "A"
     if run.teacher.needs_model:
-        lines.append(("A", run.teacher.written()))
-    lines += [("A_R" if run.teacher.needs_model else "A", rewarded), ("C", run.baseline.written())]
+        lines.append((advantage, run.teacher.written()))
+        advantage = "A_R"
+    if not run.token_credit.is_no_op:
+        lines.append((advantage, run.token_credit.written()))
+        advantage = "A_S"
+    lines += [(advantage, rewarded), ("C", run.baseline.written())]
     reward = run.reward.written()
     if not run.reward_shaping.is_no_op:
         reward = f"({reward}) + {run.reward_shaping.written()}"

@@ -267,6 +267,13 @@ ERRORS: tuple[Rule, ...] = (
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
+        "token_credit_is_of_tokens",
+        ("token_credit", "importance", "surrogate"),
+        lambda run: not run.token_credit.is_no_op and _one_ratio_for_a_response(run.surrogate, run.importance),
+        "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
+        "set importance=token or sequence_token, and a surrogate that takes one loss a token, or token_credit=none",
+    ),
+    Rule(
         "race_has_one_finish",
         ("group_filter", "truncation"),
         lambda run: run.group_filter.races and run.truncation.generates_twice,
@@ -512,6 +519,7 @@ WARNINGS: tuple[Rule, ...] = (
             "entropy",
             "surrogate",
             "aggregation",
+            "token_credit",
             "teacher",
         ),
         lambda run: (
@@ -521,7 +529,7 @@ WARNINGS: tuple[Rule, ...] = (
             and run.baseline.group_relative
             and not run.baseline.handles_singletons
             and run.aggregation.invariant
-            and not (run.scale.reads_batch or run.scale.moves_zeros)
+            and not (run.scale.reads_batch or run.scale.moves_zeros or run.token_credit.reads_batch)
             and not run.denominator.survivors_only
             and run.reward_shaping.is_no_op
             and not run.kl.needs_reference
@@ -628,6 +636,14 @@ WARNINGS: tuple[Rule, ...] = (
         "the teacher replaces the reward, so reward shaping and scaling never reach the loss, and a filter by "
         "reward drops groups that the teacher would train on",
         "set scale=none, reward_shaping=none and group_filter=keep, or teacher=with_reward",
+    ),
+    Rule(
+        "token_credit_is_not_learnt",
+        ("token_credit", "teacher"),
+        lambda run: run.teacher.replaces_reward and not run.token_credit.is_no_op,
+        "the teacher replaces the advantages that token credit has changed, so it never reaches the loss",
+        "set token_credit=none, or teacher=with_reward",
+        no_op=True,
     ),
     Rule(
         "rows_weigh_by_length",

@@ -69,6 +69,7 @@ from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.twin import Twin
 from grpo_lab.tricks.updates import Updates
@@ -76,8 +77,8 @@ from grpo_lab.types import Microbatching
 
 AXES = (
     "sft", "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
-    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
-    "kl", "reference", "entropy", "learner_precision", "sampler_precision",
+    "rejection", "updates", "baseline", "scale", "token_credit", "importance", "surrogate", "aggregation",
+    "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
@@ -124,6 +125,7 @@ class RunConfig:
     updates: Updates
     baseline: Baseline
     scale: Scale
+    token_credit: TokenCredit
     importance: Importance
     surrogate: Surrogate
     aggregation: Aggregation
@@ -226,8 +228,13 @@ class RunConfig:
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
         of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
-        for_tokens = self.entropy.selects_tokens or self.needs_collision
-        return below_the_ratio or of_the_sampler or for_the_teacher or for_tokens
+        by_token = self.reads_entropy or self.needs_collision or not self.token_credit.is_no_op
+        return below_the_ratio or of_the_sampler or for_the_teacher or by_token
+
+    @property
+    def reads_entropy(self) -> bool:
+        """True if an option reads the entropy of each token from before the updates."""
+        return self.entropy.selects_tokens or self.token_credit.reads_entropy
 
     @property
     def needs_collision(self) -> bool:
@@ -299,7 +306,7 @@ class RunConfig:
     @property
     def training_passes(self) -> TrainingPasses:
         forward = self.needs_logprobs + self.kl.needs_reference + self.teacher.needs_model + self.baseline.scores_past
-        forward += self.needs_collision and self.entropy.selects_tokens  # entropies take a pass of their own
+        forward += self.needs_collision and self.reads_entropy  # entropies take a pass of their own
         return TrainingPasses(forward, self.updates, self.critic.minibatches if self.baseline.needs_critic else None)
 
     @property

@@ -26,6 +26,7 @@ from grpo_lab.tricks.reference import Reference
 from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.surrogate import Surrogate
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.twin import Twin
 from grpo_lab.tricks.updates import Updates
@@ -126,9 +127,11 @@ class LogprobTricks:
     rejection: Rejection
     kl: Kl
     entropy: Entropy
+    token_credit: TokenCredit
     twin: Twin
     seed: int
     needs_logprobs: bool
+    reads_entropy: bool
     needs_collision: bool
 
 

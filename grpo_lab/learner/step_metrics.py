@@ -12,7 +12,7 @@ import transformers
 
 from grpo_lab.learner.mismatch import mismatch_metrics
 from grpo_lab.learner.response_metrics import group_means, response_metrics, unanswered
-from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateAccumulator
+from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateAccumulator, credited
 from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
@@ -22,13 +22,14 @@ from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.types import Bool, Float, Graded, Groups, Int, Tensor
 
 # The axes whose options may be no-ops in a run, and are then reported as such.
 MEASURED_AXES = (
     "question_filter", "pass_rate", "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy",
-    "correction", "rejection", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
-    "kl", "entropy", "teacher",
+    "correction", "rejection", "baseline", "scale", "token_credit", "importance", "surrogate", "aggregation",
+    "denominator", "kl", "entropy", "teacher",
 )  # fmt: skip
 
 
@@ -47,7 +48,13 @@ class FinishedStep:
 
 
 def step_metrics(
-    queue: RolloutQueue, step: FinishedStep, task: Task, reward: Grader, aggregation: Aggregation, teacher: Teacher
+    queue: RolloutQueue,
+    step: FinishedStep,
+    task: Task,
+    reward: Grader,
+    aggregation: Aggregation,
+    token_credit: TokenCredit,
+    teacher: Teacher,
 ) -> dict[str, float]:
     """All metrics of a step that follow from its stages, under their names in the registry."""
     batch, before, accumulator = step.batch, step.before, step.accumulator
@@ -71,7 +78,7 @@ def step_metrics(
             aggregation, step.inputs.loss_mask, rollouts.group_size, step.inputs.advantages
         ),
         "train/entropy_coef": step.inputs.entropy_coef,
-    } | taught_tokens(teacher, step)  # fmt: skip
+    } | reweighed_advantages(token_credit, teacher, step)  # fmt: skip
 
 
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
@@ -198,12 +205,17 @@ def reweighted_tokens(
     return float(((ratio - 1).abs() > REWEIGHTED).double().mean()) if len(ratio) else 0.0
 
 
-def taught_tokens(teacher: Teacher, step: FinishedStep) -> dict[str, float]:
-    """The share of the loss's tokens whose advantage the teacher changed; nothing without a teacher."""
-    if not teacher.needs_model:
-        return {}
-    rewarded, mask = expand(step.advantages.scaled, step.before.loss_mask), step.before.loss_mask
-    return {"active_fraction/teacher": _share_moved(rewarded, step.inputs.advantages, mask)}
+def reweighed_advantages(token_credit: TokenCredit, teacher: Teacher, step: FinishedStep) -> dict[str, float]:
+    """The shares of the loss's tokens whose advantage token credit and the teacher changed; nothing without a teacher.
+
+    A token of advantage 0, which token credit never changes, counts as unchanged.
+    """
+    mask = step.before.loss_mask
+    rewarded = credited(token_credit, step.before, step.advantages)
+    metrics = {"active_fraction/token_credit": _share_moved(expand(step.advantages.scaled, mask), rewarded, mask)}
+    if teacher.needs_model:
+        metrics["active_fraction/teacher"] = _share_moved(rewarded, step.inputs.advantages, mask)
+    return metrics
 
 
 def no_op_axes(tricks: Mapping[str, Trick], known: Collection[str], active: Mapping[str, float]) -> list[str]:

@@ -25,6 +25,7 @@ from grpo_lab.tricks.baseline import Baseline, Credit, Estimator, rewards_by_tok
 from grpo_lab.tricks.scale import Scale
 from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.teacher import Teacher
+from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
 
@@ -182,8 +183,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     noise = partial(rollout_uniforms, rollouts, tricks.seed, step=state.account.steps)
     if tricks.needs_collision:
         logprobs, collision = _batch_logprobs(state, state.learner, rollouts, False, collision=True)
-    if tricks.needs_logprobs and (logprobs is None or tricks.entropy.selects_tokens):
-        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
+    if tricks.needs_logprobs and (logprobs is None or tricks.reads_entropy):
+        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.reads_entropy)
     old = tricks.old_policy(logprobs, sampler)
     if kl.needs_reference:
         with state.as_reference() as model:
@@ -317,11 +318,22 @@ def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, ac
     return scale.of_tokens(centred, accepted & graded.in_statistics.flatten()[:, None], graded)
 
 
+def credited(token_credit: TokenCredit, before: BeforeUpdates, advantages: Advantages) -> Float[Tensor, "N T"]:
+    """The advantages of single tokens, 0 outside the loss, after token credit and before a teacher."""
+    each = expand(advantages.scaled, before.loss_mask)
+    return expand(token_credit(each, before.logprobs, before.entropy, before.loss_mask), before.loss_mask)
+
+
 def make_inputs(
-    teacher: Teacher, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, entropy_coef: float
+    token_credit: TokenCredit,
+    teacher: Teacher,
+    rollouts: Rollouts,
+    before: BeforeUpdates,
+    advantages: Advantages,
+    entropy_coef: float,
 ) -> StepInputs:
-    """Stage 9: the inputs of the loss for all rows of the batch; a teacher acts here, on single tokens."""
-    rewarded = expand(advantages.scaled, before.loss_mask)
+    """Stage 9: the inputs of the loss for all rows; token credit, then a teacher, change single tokens' advantages."""
+    rewarded = credited(token_credit, before, advantages)
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,

@@ -53,6 +53,7 @@ ADDED_KEYS: Mapping[str, Any] = {
     "reward.per_response": False,
     "reward.threshold": 1.0,
     "task.unreadable_share": 0.05,
+    "token_credit.class": "NoTokenCredit",
     "twin.class": "NoTwin",
     "verifier.threshold": 1.0,
 }

@@ -124,6 +124,17 @@ CASES = (
         ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one"),
     ),
     Case(
+        "token_credit_is_of_tokens",
+        "token_credit=gtpo_weight importance=sequence surrogate=ppo_gspo",
+        ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one", "token_credit=none"),
+    ),
+    Case("token_credit_is_of_tokens", "token_credit=clip_b surrogate=gmpo", ("surrogate=ppo", "token_credit=none")),
+    Case(
+        "token_credit_is_not_learnt",
+        "teacher=on_policy teacher.path=there scale=none token_credit=clip_b",
+        ("token_credit=none", "teacher=with_reward"),
+    ),
+    Case(
         "reward_is_not_learnt",
         "teacher=on_policy teacher.path=there reward_shaping=soft_overlong",
         ("scale=none reward_shaping=none", "teacher=with_reward"),
@@ -461,6 +472,7 @@ def objects() -> dict[str, dict[str, Any]]:
             "clip_cov": {"share": 0.3, "cov_low": 0.01, "cov_high": 9.0},
             "kl_cov": {"share": 0.3},
         },
+        "token_credit": {"clip_b": {"mu": 0.3}},
         "rejection": {
             "sequence_mean_k1": {"low": 0.75, "high": 1.3},
             "sequence_mean_k2": {"bound": 0.04},
@@ -595,6 +607,7 @@ def _filtered_group_is_noticed(f: Facts) -> bool:
             f["teacher.needs_model"],  # which has a word on every token
             f["scale.reads_batch"],
             f["scale.moves_zeros"],
+            f["token_credit.reads_batch"],
             f["denominator.survivors_only"],
             not f["reward_shaping.is_no_op"],
             f["kl.needs_reference"],
@@ -628,6 +641,12 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         and f["teacher.needs_model"]
         and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
     ),
+    "token_credit_is_of_tokens": lambda f: (
+        f["surrogate.uses_ratio"]
+        and not f["token_credit.is_no_op"]
+        and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
+    ),
+    "token_credit_is_not_learnt": lambda f: f["teacher.replaces_reward"] and not f["token_credit.is_no_op"],
     "reward_is_not_learnt": lambda f: (
         f["teacher.replaces_reward"]
         and any(
@@ -927,7 +946,7 @@ def test_every_pair_of_options_of_different_axes_composes(part: int) -> None:
 
 LOSS_AXES = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
-    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "token_credit", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
 )  # fmt: skip
 MICROBATCH = 40  # tokens; a scene is cut in three
 IDLE = 1e-6  # SAPO's factor is in single precision
@@ -996,8 +1015,8 @@ IDLE_SETTINGS = {
 def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
     idle = {rule.name for rule in WARNINGS if rule.no_op} | {"filter_hardly_acts"}
     # what a run's reference becomes takes a run to see: tests/tricks/test_options_differ.py; which problems come
-    # next is no part of the loss: tests/run/test_training_problems.py
-    assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read", "rank_is_not_read"}
+    # next is no part of the loss: tests/run/test_training_problems.py; a teacher: tests/tricks/test_token_credit.py
+    assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read", "rank_is_not_read", "token_credit_is_not_learnt"}
 
 
 MANY = 4  # idle options, each of which is tried beside a quarter of the others
@@ -1072,6 +1091,7 @@ ACTS = (
         for axis, options in {
             "baseline": ("batch_mean", "batch_mean_tokens"),
             "scale": ("batch_std", "batch_std_raw", "batch_std_tokens", "informative_share", "group_mean_order_g"),
+            "token_credit": ("clip_b",),
             "denominator": ("survivors",),
             "reward_shaping": ("soft_overlong", "soft_overlong_correct_only", "kimi_length", "l1_exact", "l1_max"),
             "kl": ("k1_reward", "k2_loss", "k3_loss", "k3_unbiased"),

@@ -181,6 +181,23 @@ CASES = {
         "surrogate=ppo rejection=none",
     ),
     "m2po": (f"{LAGGED} surrogate=m2po surrogate.bound=0.001 old_policy=sampler", "surrogate=ppo"),
+    "delight": (
+        "surrogate=delight token_credit=gtpo_weight token_credit.beta=1.5",
+        "surrogate=reinforce token_credit=none",
+    ),
+    "gtpo_by_entropy": (
+        f"{THROWN} token_credit=gtpo_weight_entropy token_credit.beta=0.5",
+        "token_credit=none token_credit=gtpo_weight",
+    ),
+    "improbable_tokens": (f"{PUT_IN} token_credit=probability_weight", "token_credit=none"),
+    "entropy_in_the_advantage": (
+        f"{LAGGED} token_credit=entropy_advantage entropy=high_entropy_tokens entropy.share=0.5",
+        "token_credit=none entropy=none",
+    ),
+    "clip_b": (
+        f"{THROWN} token_credit=clip_b token_credit.mu=1 {CUT} truncation=mask_after",
+        "token_credit=none truncation=score",
+    ),
     "undecided_tokens": (
         f"{LAGGED} entropy=high_entropy_tokens rejection=sequence_max_k3 rejection.bound=0.05",
         "entropy=none rejection=none",
@@ -357,8 +374,8 @@ def test_each_token_was_drawn_by_the_weights_that_its_stamp_names(tmp_path: Path
 
 
 FORMULAS = """
-    reward_shaping truncation group_filter correction rejection old_policy baseline scale importance surrogate
-    aggregation denominator kl reference entropy schedule
+    reward_shaping truncation group_filter correction rejection old_policy baseline scale token_credit importance
+    surrogate aggregation denominator kl reference entropy schedule
 """
 
 

@@ -54,6 +54,7 @@ from grpo_lab.tricks.rejection import NoRejection
 from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
 from grpo_lab.tricks.surrogate import Ppo
+from grpo_lab.tricks.token_credit import NoTokenCredit
 from grpo_lab.tricks.truncation import Score
 from grpo_lab.tricks.twin import NoTwin
 from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
@@ -264,6 +265,7 @@ def make_run(**options: Any) -> RunConfig:
         "rejection": NoRejection(),
         "baseline": GroupMean(Singleton.zero),
         "scale": GroupStd(0, 1e-6, False, Singleton.zero),
+        "token_credit": NoTokenCredit(),
         "importance": Token(log_ratio_limit=20.0),
         "surrogate": Ppo(clip_low=0.2, clip_high=0.2),
         "aggregation": SequenceMean(0.0),
@@ -329,10 +331,16 @@ def _refilled(run: RunConfig, scene: Scene) -> Scene:
     )
 
 
-def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
-    """Shape, cut, filter, correct, reject, charge, centre and scale, in the order of the training loop, in float64.
+def entropy_of(logprobs: Tensor) -> Tensor:
+    """Entropies of the scale of one, on both sides of minus the log-prob."""
+    return 0.3 - 0.5 * logprobs
 
-    A token's entropy is taken to be minus its old log-prob, which is on the scale of one.
+
+def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
+    """Shape, cut, filter, correct, reject, charge, centre, scale and credit, as the training loop does, in float64.
+
+    A token's entropy is taken to be minus its old log-prob, which is on the scale of one; for token credit, which reads
+    both, it is `entropy_of`.
     """
     scene = _refilled(run, scene)
     rollouts, mask = scene.rollouts, scene.rollouts.sampled_mask
@@ -353,10 +361,12 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     advantages = scaled(run.baseline, run.scale, run.baseline.centre(charged, credit), charged, mask & stays)
     if not run.baseline.per_token:
         advantages = advantages.reshape(-1, 1)
+    each = torch.where(loss_mask, advantages, 0.0)
+    credited = run.token_credit(each, scene.old_logprobs, entropy_of(scene.old_logprobs), loss_mask)
     return StepInputs(
         rollouts,
         loss_mask,
-        torch.where(loss_mask, advantages, 0.0),
+        torch.where(loss_mask, credited, 0.0),
         old_logprobs,
         scene.ref_logprobs,
         weights,

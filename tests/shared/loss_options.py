@@ -53,6 +53,7 @@ from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
+    Delight,
     Divergence,
     Dppo,
     DualClip,
@@ -76,6 +77,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     TokenWeight,
     Vespo,
 )
+from grpo_lab.tricks.token_credit import ClipB, EntropyAdvantage, GtpoWeight, ProbabilityWeight, Uncertainty
 
 
 def label(option: object) -> str:
@@ -127,6 +129,7 @@ SURROGATES = (
     Dppo(Divergence.kl, 0.01, 20.0),
     Kimi(0.1),
     Topr(),
+    Delight(0.5),
     ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
     KlCov(0.3, 1.0, Scope.step),
     Ipo(0.05, 0.1),
@@ -148,6 +151,13 @@ AGGREGATIONS = (
     Balanced(),
     Constant(6, Width.budget),
     SequenceSum(),
+)
+TOKEN_CREDITS = (
+    GtpoWeight(0.5, Uncertainty.surprisal),
+    GtpoWeight(1.5, Uncertainty.entropy),
+    ProbabilityWeight(0.5),
+    EntropyAdvantage(0.4, 2.0),
+    ClipB(0.5),
 )
 DENOMINATORS = (Original(), Survivors())
 REJECTIONS = (

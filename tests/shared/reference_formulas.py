@@ -191,6 +191,39 @@ def stays(option: Any, gap: Tensor, sampler: Tensor) -> Tensor:
     return reduced(_REJECTED_BY[estimate](gap)) <= option.bound
 
 
+# --- credit of tokens -----------------------------------------------------------------------------------------
+
+
+def _gtpo(o: Any, rows: Rows) -> list[Tensor]:
+    found = []
+    for row in rows:
+        h = -row.prox if o.by.value == "surprisal" else row.entropy
+        relative = h / h[row.in_loss].mean() if row.in_loss.any() else torch.ones_like(h)
+        found.append(row.advantages * torch.relu(1 - o.beta + o.beta * relative))
+    return found
+
+
+def _clip_b(o: Any, rows: Rows) -> list[Tensor]:
+    each = [row.prox.exp() * (row.entropy + row.prox) for row in rows]
+    batch = torch.cat([values[row.in_loss] for values, row in zip(each, rows)])
+    bound = batch.mean() - o.mu * batch.std(correction=0)
+    return [
+        torch.where((values < bound) & (row.advantages < 0), 0.0, row.advantages) for values, row in zip(each, rows)
+    ]
+
+
+# The advantages of the tokens of each response of a batch, from those that the scale gives.
+TOKEN_CREDIT: dict[str, Callable[[Any, Rows], list[Tensor]]] = {
+    "NoTokenCredit": lambda o, rows: [row.advantages for row in rows],
+    "GtpoWeight": _gtpo,
+    "ProbabilityWeight": lambda o, rows: [row.advantages * (1 - o.alpha * (1 - row.prox.exp())) for row in rows],
+    "EntropyAdvantage": lambda o, rows: [
+        row.advantages + torch.minimum(o.alpha * row.entropy, row.advantages.abs() / o.kappa) for row in rows
+    ],
+    "ClipB": _clip_b,
+}
+
+
 # --- loss -----------------------------------------------------------------------------------------------------
 
 
@@ -321,6 +354,7 @@ SURROGATE: dict[str, Callable[..., Tensor]] = {
     "Dppo": _dppo,
     "Kimi": _kimi,
     "Topr": _topr,
+    "Delight": lambda o, now, log_r, a, mask, marked: -(a / (1 + (a * now / o.eta).exp())).detach() * now,
     "ClipCov": _clip_cov,
     "KlCov": _kl_cov,
     "Ipo": _ipo,

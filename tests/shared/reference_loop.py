@@ -195,6 +195,8 @@ class Reference:
         for row in rows:
             each = 0.0 if row.advantages is None else row.advantages
             row.advantages = torch.ones_like(row.prox) * each
+        for row, own in zip(rows, formula(formulas.TOKEN_CREDIT, run.token_credit)(run.token_credit, rows)):
+            row.advantages = own
 
     def earlier(self, step: Step) -> list[tuple[Step, list[Response]]]:
         """The steps before, with their responses; what is charged for KL is not looked at."""

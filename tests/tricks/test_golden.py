@@ -82,6 +82,7 @@ from grpo_lab.tricks.schedule import Sync
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
+    Delight,
     Divergence,
     Dppo,
     DualClip,
@@ -117,6 +118,7 @@ BESIDE = (
     "test_off_policy",
     "test_schedules",
     "test_sft",
+    "test_token_credit",
 )
 
 
@@ -1052,7 +1054,7 @@ def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importanc
     assert not result.weight.requires_grad
     acts = result.affected[mask]
     assert acts.any() != isinstance(surrogate, Reinforce), "the scene is off-policy enough"
-    smooth = isinstance(surrogate, Kimi | Sapo | Vespo | Dro)
+    smooth = isinstance(surrogate, Delight | Kimi | Sapo | Vespo | Dro)
     assert smooth or not acts.all(), "and leaves some tokens alone"
 
 

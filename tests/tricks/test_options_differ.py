@@ -94,6 +94,7 @@ from grpo_lab.tricks.scale import GroupMean as MaxRl
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
+    Delight,
     Divergence,
     Dppo,
     DualClip,
@@ -116,6 +117,14 @@ from grpo_lab.tricks.surrogate_off_policy import (
     Sppo,
     TokenWeight,
     Vespo,
+)
+from grpo_lab.tricks.token_credit import (
+    ClipB,
+    EntropyAdvantage,
+    GtpoWeight,
+    NoTokenCredit,
+    ProbabilityWeight,
+    Uncertainty,
 )
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.types import Microbatching
@@ -285,6 +294,19 @@ OPTIONS = {
         Gdpo(1e-4),
         Gdpo(0.1),
     ),
+    "token_credit": (
+        NoTokenCredit(),
+        GtpoWeight(0.1, Uncertainty.surprisal),
+        GtpoWeight(1.5, Uncertainty.surprisal),
+        GtpoWeight(0.1, Uncertainty.entropy),
+        ProbabilityWeight(0.2),
+        ProbabilityWeight(0.6),
+        EntropyAdvantage(0.4, 2.0),
+        EntropyAdvantage(0.1, 2.0),
+        EntropyAdvantage(0.4, 4.0),
+        ClipB(1.0),
+        ClipB(0.5),
+    ),
     "importance": (
         Token(log_ratio_limit=20.0),
         Token(log_ratio_limit=0.1),
@@ -320,6 +342,8 @@ OPTIONS = {
         Kimi(0.1),
         Kimi(0.3),
         Topr(),
+        Delight(1.0),
+        Delight(0.5),
         ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.step),
         ClipCov(0.2, 0.2, 0.3, 0.02, 5.0, Scope.microbatch),
         ClipCov(0.2, 0.2, 0.1, 0.02, 5.0, Scope.step),

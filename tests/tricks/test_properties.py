@@ -44,6 +44,7 @@ from loss_options import (
     REJECTIONS,
     SCALES,
     SURROGATES,
+    TOKEN_CREDITS,
     label,
 )
 from torch import Tensor
@@ -141,7 +142,13 @@ def rarely() -> set[str]:
 
 def asides() -> list[dict[str, object]]:
     """One option of an axis beside the surrogate's each."""
-    axes = {"correction": CORRECTIONS, "rejection": REJECTIONS, "kl": KLS, "entropy": ENTROPIES}
+    axes = {
+        "correction": CORRECTIONS,
+        "rejection": REJECTIONS,
+        "token_credit": TOKEN_CREDITS,
+        "kl": KLS,
+        "entropy": ENTROPIES,
+    }
     found = [{axis: option} for axis, compared in axes.items() for option in compared]
     return [*found, {"old_policy": Sampler(), "correction": NoCorrection()}]
 

@@ -184,7 +184,8 @@ def test_ppos_twin_by_hand() -> None:
 
 
 def tricks_of(run: RunConfig, twin) -> LogprobTricks:
-    return LogprobTricks(run.old_policy, run.correction, run.rejection, run.kl, run.entropy, twin, 0, True)
+    stage = (run.old_policy, run.correction, run.rejection, run.kl, run.entropy, run.token_credit)
+    return LogprobTricks(*stage, twin, 0, needs_logprobs=True, reads_entropy=False, needs_collision=False)
 
 
 @pytest.mark.parametrize("correction", [one for one in CORRECTIONS if not one.is_no_op], ids=label)
