@@ -47,12 +47,15 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
     reads_old = surrogate.uses_ratio or kl.reads_old
     reads_prox = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-    terms = "S" if run.correction.is_no_op else "w * S"
+    factors = [("u", run.update_mask), ("w", run.correction)]
+    terms = " * ".join([*(symbol for symbol, trick in factors if not trick.is_no_op), "S"])
     terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
     terms += " + E" if entropy.needs_gradient else ""
     lines = [("loss", run.aggregation.written()), ("L", terms), ("S", surrogate.written())]
     if surrogate.uses_ratio:
         lines.append(("r", run.importance.written()))
+    if not run.update_mask.is_no_op:
+        lines.append(("u", run.update_mask.written()))
     if not run.correction.is_no_op:
         lines.append(("w", f"sg({run.correction.written()})"))
     if kl.needs_reference and not kl.shapes_reward:

@@ -189,6 +189,13 @@ ERRORS: tuple[Rule, ...] = (
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
     ),
     Rule(
+        "mask_is_of_tokens",
+        ("update_mask", "importance", "surrogate"),
+        lambda run: run.update_mask.divides_rows and _one_ratio_for_a_response(run.surrogate, run.importance),
+        "one ratio for a whole response moves a masked token through the tokens that are left",
+        "set importance=token or sequence_token and a surrogate that takes one loss a token, or update_mask=opsm",
+    ),
+    Rule(
         "teacher_speaks_of_tokens",
         ("teacher", "importance", "surrogate"),
         lambda run: run.teacher.needs_model and _one_ratio_for_a_response(run.surrogate, run.importance),
@@ -427,6 +434,14 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.rejection.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
         "let them differ by schedule or precision, or set rejection=none",
+        no_op=True,
+    ),
+    Rule(
+        "nothing_to_mask",
+        ("update_mask", "updates", "schedule", "group_filter", "learner_precision", "sampler_precision"),
+        lambda run: not run.update_mask.is_no_op and run.updates.number == 1 and run.sampler_is_learner,
+        "with one update on responses of the learner's own weights and arithmetic, it has not moved from the sampler",
+        "choose updates=two or more, let sampler and learner differ by schedule or precision, or set update_mask=none",
         no_op=True,
     ),
     Rule(

@@ -68,13 +68,14 @@ from grpo_lab.tricks.sft import Sft
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.update_mask import UpdateMask
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 
 AXES = (
     "sft", "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
-    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
-    "kl", "reference", "entropy", "learner_precision", "sampler_precision",
+    "rejection", "updates", "baseline", "scale", "importance", "surrogate", "update_mask", "aggregation",
+    "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
@@ -123,6 +124,7 @@ class RunConfig:
     scale: Scale
     importance: Importance
     surrogate: Surrogate
+    update_mask: UpdateMask
     aggregation: Aggregation
     denominator: Denominator
     kl: Kl

@@ -27,6 +27,7 @@ from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.tricks.schedule import Schedule
 from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.truncation import Truncation
+from grpo_lab.tricks.update_mask import UpdateMask
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching, SamplingParams
 
@@ -127,6 +128,7 @@ class LossTricks:
 
     importance: Importance
     surrogate: Surrogate
+    update_mask: UpdateMask
     kl: Kl
     entropy: Entropy
     aggregation: Aggregation

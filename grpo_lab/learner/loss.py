@@ -1,4 +1,4 @@
-"""The loss of one microbatch: importance -> surrogate -> correction -> kl, entropy -> aggregation."""
+"""The loss of one microbatch: importance -> surrogate -> update mask, correction -> kl, entropy -> aggregation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def policy_loss(
     """Compose the tricks into the microbatch's share of the step's loss.
 
     The correction weights multiply the surrogate only. A KL or entropy term is not an estimate under the
-    sampler, so a weight would change its meaning.
+    sampler, so a weight would change its meaning. The update mask removes the surrogate only, and no denominator
+    knows of it.
     """
     mask, current = batch.loss_mask, logprobs.detach()
     old = current if batch.old_logprobs is None else batch.old_logprobs
@@ -36,6 +37,8 @@ def policy_loss(
     if batch.correction_weights is not None:
         weights = batch.correction_weights
         token_loss = token_loss * weights
+    stays = tricks.update_mask(current, batch.sampler_logprobs, batch.advantages, mask)
+    token_loss = torch.where(stays, token_loss, 0.0)
     kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
     entropy_term = tricks.entropy(entropy, batch.entropy_coef)
     loss = tricks.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
@@ -53,6 +56,7 @@ def policy_loss(
             "surrogate_active": total(surrogate.affected),
             "surrogate_weight": total(surrogate.weight),
             "unlike_ppo": total(unlike & (batch.advantages != 0)),
+            "masked": total(~stays),
             "correction_weight": total(weights),
             "importance_active": total(tricks.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
             "drifted": total(moved.abs() > NEGLIGIBLE),

@@ -27,8 +27,8 @@ from grpo_lab.types import Bool, Graded, Groups, Int, Tensor
 # The axes whose options may be no-ops in a run, and are then reported as such.
 MEASURED_AXES = (
     "question_filter", "pass_rate", "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy",
-    "correction", "rejection", "baseline", "scale", "importance", "surrogate", "aggregation", "denominator",
-    "kl", "entropy", "teacher",
+    "correction", "rejection", "baseline", "scale", "importance", "surrogate", "update_mask", "aggregation",
+    "denominator", "kl", "entropy", "teacher",
 )  # fmt: skip
 
 

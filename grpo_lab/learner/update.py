@@ -11,7 +11,7 @@ from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner.loss import mark_tokens, policy_loss
-from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
+from grpo_lab.learner.mismatch import bound_metrics, check_last_sync, member_metrics
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
@@ -141,6 +141,7 @@ class UpdateAccumulator:
             "active_fraction/importance": "importance_active",
             CLIP_FRACTION: "surrogate_active",
             UNLIKE_PPO: "unlike_ppo",
+            "active_fraction/update_mask": "masked",
             "active_fraction/kl": "kl_active",
             "active_fraction/entropy": "entropy_active",
             "factor/surrogate": "surrogate_weight",
@@ -185,6 +186,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         accepted = tricks.rejection(logprobs, sampler, sampled)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
+        metrics |= member_metrics(tricks.rejection, logprobs, sampler, sampled)
     kl_penalties = tricks.kl.token_penalties(old, reference, sampled)
     graded = tricks.kl.shape(rejected, kl_penalties)
     in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns

@@ -259,6 +259,22 @@ CASES = (
         "rejection=token_k2",
         ("learner_precision=bf16", "group_filter=oversample_abort_partial", "rejection=none"),
     ),
+    Case(
+        "nothing_to_mask",
+        "update_mask=opsm updates=one surrogate=reinforce",
+        ("updates=two", "sampler_precision=bf16", "schedule=one_step_off correction=tis_token", "update_mask=none"),
+        beside=frozenset(),
+    ),
+    Case(
+        "mask_is_of_tokens",
+        "update_mask=vaco importance=sequence surrogate=ppo_gspo",
+        ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one", "update_mask=opsm"),
+    ),
+    Case(
+        "mask_is_of_tokens",
+        "update_mask=cppo surrogate=gmpo",
+        ("surrogate=ppo", "surrogate=cispo", "update_mask=opsm"),
+    ),
     Case("filter_hardly_acts", "group_filter=drop", ("denominator=survivors", "group_filter=resample")),
     Case(
         "filter_drops_gradient",
@@ -435,6 +451,11 @@ def objects() -> dict[str, dict[str, Any]]:
             "sequence_outlier": {"low": 0.6, "high": 1.6},
             "sequence_mean_tv": {"bound": 0.1},
             "sequence_mean_binary_kl": {"bound": 0.04},
+            "token_kpop": {"bound": 0.04},
+        },
+        "update_mask": {
+            "opsm": {"delta": 0.02},
+            "cppo": {"delta": 0.1},
         },
         "reward_shaping": {
             "soft_overlong": {"max_tokens": 6, "cache_tokens": 4},
@@ -674,6 +695,12 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "ratio_is_ignored": lambda f: f["updates.number"] > 1 and not f["surrogate.uses_ratio"],
     "nothing_to_correct": lambda f: f["correction.needs_old_logprobs"] and not _sampler_differs(f),
     "nothing_to_reject": lambda f: f["rejection.needs_old_logprobs"] and not _sampler_differs(f),
+    "nothing_to_mask": lambda f: not f["update_mask.is_no_op"] and f["updates.number"] <= 1 and not _sampler_differs(f),
+    "mask_is_of_tokens": lambda f: (
+        f["surrogate.uses_ratio"]
+        and f["update_mask.divides_rows"]
+        and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
+    ),
     "filter_hardly_acts": lambda f: (
         f["group_filter.removes_rows"] and not f["group_filter.refills"] and not _filtered_group_is_noticed(f)
     ),
@@ -877,7 +904,7 @@ def test_every_pair_of_options_of_different_axes_composes(part: int) -> None:
 
 LOSS_AXES = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
-    "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "importance", "surrogate", "update_mask", "aggregation", "denominator", "kl", "entropy",
 )  # fmt: skip
 MICROBATCH = 40  # tokens; a scene is cut in three
 IDLE = 1e-6  # SAPO's factor is in single precision
@@ -933,6 +960,7 @@ IDLE_SETTINGS = {
     "survivors_are_everyone": Setting(),
     "nothing_to_correct": Setting(sampler_precision="fp32"),
     "nothing_to_reject": Setting(sampler_precision="fp32"),
+    "nothing_to_mask": Setting(updates="one", sampler_precision="fp32"),
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
     "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
@@ -1011,6 +1039,9 @@ ACTS = (
     ),
     *(("nothing_to_correct", name, Setting()) for name in KNOWN["correction"] if name != "none"),
     *(("nothing_to_reject", name, Setting()) for name in KNOWN["rejection"] if name != "none"),
+    *(("nothing_to_mask", name, Setting()) for name in ("opsm", "vaco", "cppo")),
+    *(("nothing_to_mask", name, Setting(updates="one")) for name in ("opsm", "vaco", "cppo")),
+    *(("nothing_to_mask", name, Setting(sampler_precision="fp32")) for name in ("opsm", "vaco", "cppo")),
     # each clause of the filter's rule, taken away by itself
     *(
         ("filter_hardly_acts", "drop", Setting(others=(("baseline", name), ("scale", "none"))))

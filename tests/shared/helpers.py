@@ -55,6 +55,7 @@ from grpo_lab.tricks.reward_shaping import NoShaping
 from grpo_lab.tricks.scale import GroupStd, NoScale, Scale
 from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.truncation import Score
+from grpo_lab.tricks.update_mask import NoUpdateMask
 from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
 
 PACKAGE = Path(__file__).parents[2] / "grpo_lab"
@@ -262,6 +263,7 @@ def make_run(**options: Any) -> RunConfig:
         "scale": GroupStd(0, 1e-6, False, Singleton.zero),
         "importance": Token(log_ratio_limit=20.0),
         "surrogate": Ppo(clip_low=0.2, clip_high=0.2),
+        "update_mask": NoUpdateMask(),
         "aggregation": SequenceMean(0.0),
         "denominator": Original(),
         "kl": NoKl(),

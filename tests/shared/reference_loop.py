@@ -218,6 +218,10 @@ class Reference:
             log_ratio = formula(formulas.IMPORTANCE, run.importance)(now, old, tokens)
             surrogate = formula(formulas.SURROGATE, run.surrogate)
             lost = surrogate(run.surrogate, now, log_ratio, row.advantages, tokens, marks) * row.weight
+            keeps = torch.ones_like(tokens)
+            inside = [values[tokens] for values in (now.detach(), row.sampler, row.advantages)]
+            keeps[tokens] = formula(formulas.UPDATE_MASK, run.update_mask)(run.update_mask, *inside)
+            lost = lost * keeps
             lost = lost + formula(formulas.KL, run.kl)(run.kl, now, old, row.ref)
             lost = lost + formula(formulas.ENTROPY, run.entropy)(entropy, step.entropy_coef)
             loss = loss + weight * lost[tokens].sum()

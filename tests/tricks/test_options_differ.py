@@ -46,6 +46,7 @@ from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken,
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.old_policy import Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
+    Direction,
     NoRejection,
     SequenceMaxK2,
     SequenceMaxK3,
@@ -94,6 +95,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     Vespo,
 )
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
+from grpo_lab.tricks.update_mask import Cppo, NoUpdateMask, Opsm, Vaco
 from grpo_lab.types import Microbatching
 
 OPTIONS = {
@@ -177,12 +179,14 @@ OPTIONS = {
         SequenceMeanTv(False, 0.002),
         SequenceMeanTv(False, 0.015),
         SequenceMeanTv(True, 0.015),
-        TokenBinaryKl(False, 0.002),
-        TokenBinaryKl(False, 0.003),
-        TokenBinaryKl(True, 0.002),
-        SequenceMeanBinaryKl(False, 0.002),
-        SequenceMeanBinaryKl(False, 0.003),
-        SequenceMeanBinaryKl(True, 0.02),
+        TokenBinaryKl(False, 0.002, Direction.sampler_to_old),
+        TokenBinaryKl(False, 0.003, Direction.sampler_to_old),
+        TokenBinaryKl(True, 0.002, Direction.sampler_to_old),
+        TokenBinaryKl(False, 0.002, Direction.old_to_sampler),
+        TokenBinaryKl(False, 0.002, Direction.either),
+        SequenceMeanBinaryKl(False, 0.002, Direction.sampler_to_old),
+        SequenceMeanBinaryKl(False, 0.003, Direction.sampler_to_old),
+        SequenceMeanBinaryKl(True, 0.02, Direction.sampler_to_old),
     ),
     "baseline": (
         GroupMean(Singleton.zero),
@@ -303,6 +307,18 @@ OPTIONS = {
         M2po(0.025, Scope.step),
         M2po(0.06, Scope.microbatch),
         M2po(0.08, Scope.step),
+    ),
+    "update_mask": (
+        NoUpdateMask(),
+        Opsm(0.02),
+        Opsm(0.1),
+        Vaco(0.2),
+        Vaco(0.5),
+        Cppo(0.05, 0.02, 0.04, 0.8),
+        Cppo(0.03, 0.02, 0.04, 0.8),
+        Cppo(0.05, 0.01, 0.04, 0.8),
+        Cppo(0.05, 0.02, 0.02, 0.8),
+        Cppo(0.05, 0.02, 0.04, 0.5),
     ),
     "aggregation": (
         SequenceMean(0.0),

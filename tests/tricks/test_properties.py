@@ -44,6 +44,7 @@ from loss_options import (
     REJECTIONS,
     SCALES,
     SURROGATES,
+    UPDATE_MASKS,
     label,
 )
 from torch import Tensor
@@ -140,7 +141,13 @@ def rarely() -> set[str]:
 
 def asides() -> list[dict[str, object]]:
     """One option of an axis beside the surrogate's each."""
-    axes = {"correction": CORRECTIONS, "rejection": REJECTIONS, "kl": KLS, "entropy": ENTROPIES}
+    axes = {
+        "correction": CORRECTIONS,
+        "rejection": REJECTIONS,
+        "update_mask": UPDATE_MASKS,
+        "kl": KLS,
+        "entropy": ENTROPIES,
+    }
     found = [{axis: option} for axis, compared in axes.items() for option in compared]
     return [*found, {"old_policy": Sampler(), "correction": NoCorrection()}]
 
