@@ -120,9 +120,20 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "mismatch_counts_twice",
         ("correction", "old_policy", "surrogate"),
-        lambda run: run.correction.needs_old_logprobs and run.surrogate.uses_ratio and not run.old_policy.recomputes,
+        lambda run: (
+            run.correction.needs_old_logprobs
+            and run.surrogate.uses_ratio
+            and not (run.old_policy.recomputes or run.old_policy.interpolates)
+        ),
         "a ratio to the sampler already contains the mismatch, and the weight would apply it a second time",
         "set correction=none, or old_policy=recomputed",
+    ),
+    Rule(
+        "old_policy_exists_in_updates",
+        ("old_policy", "kl", "teacher"),
+        lambda run: run.old_policy.interpolates and (run.kl.shapes_reward or run.teacher.needs_model),
+        "an interpolated old policy has log-probs only within an update, and these are needed before",
+        "set old_policy=recomputed, or a kl that is a term of the loss and teacher=none",
     ),
     Rule(
         "advantage_is_scaled_twice",
@@ -403,6 +414,13 @@ WARNINGS: tuple[Rule, ...] = (
         no_op=True,
     ),
     Rule(
+        "interpolation_ends_at_the_sampler",
+        ("old_policy", "schedule", "group_filter"),
+        lambda run: run.old_policy.interpolates and run.schedule.ahead <= 1 and not run.group_filter.carries_over,
+        "no token is more than a step old, and of such the interpolated old policy is the sampler",
+        "set old_policy=sampler, or schedule=one_step_off schedule.lag=2 or more",
+    ),
+    Rule(
         "survivors_are_everyone",
         ("denominator", "truncation", "group_filter", "rejection", "entropy"),
         lambda run: (
@@ -605,7 +623,7 @@ WARNINGS: tuple[Rule, ...] = (
         ("schedule", "old_policy", "correction", "rejection"),
         lambda run: (
             not run.schedule.keeps_sampler_current
-            and run.old_policy.recomputes
+            and (run.old_policy.recomputes or run.old_policy.interpolates)
             and run.correction.is_no_op
             and run.rejection.is_no_op
         ),

@@ -222,7 +222,8 @@ class RunConfig:
         something else reads them.
         """
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
-        of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
+        corrects_before = self.correction.needs_old_logprobs and not self.old_policy.interpolates
+        of_the_sampler = corrects_before or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
         return below_the_ratio or of_the_sampler or for_the_teacher or self.entropy.selects_tokens
 

@@ -119,6 +119,7 @@ class LogprobTricks:
     rejection: Rejection
     kl: Kl
     entropy: Entropy
+    updates: Updates
     needs_logprobs: bool
 
 
@@ -127,6 +128,7 @@ class LossTricks:
     """The options of which a microbatch's loss is made."""
 
     importance: Importance
+    correction: Correction  # read where the old policy is interpolated; otherwise its weights are in the batch
     surrogate: Surrogate
     update_mask: UpdateMask
     kl: Kl

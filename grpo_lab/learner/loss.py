@@ -30,15 +30,14 @@ def policy_loss(
     knows of it.
     """
     mask, current = batch.loss_mask, logprobs.detach()
-    old = current if batch.old_logprobs is None else batch.old_logprobs
+    old = old_logprobs(batch, current)
     log_ratio = tricks.importance(logprobs, old, mask)
     surrogate = tricks.surrogate(SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked))
-    token_loss, weights = surrogate.token_loss, torch.ones_like(current)
-    if batch.correction_weights is not None:
-        weights = batch.correction_weights
-        token_loss = token_loss * weights
+    weights = torch.ones_like(current) if batch.correction_weights is None else batch.correction_weights
+    if batch.learner_share is not None:  # an interpolated old policy, which had no log-probs before
+        weights = tricks.correction(old, batch.sampler_logprobs, mask)
     stays = tricks.update_mask(current, batch.sampler_logprobs, batch.advantages, mask)
-    token_loss = torch.where(stays, token_loss, 0.0)
+    token_loss = torch.where(stays, surrogate.token_loss * weights, 0.0)
     kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
     entropy_term = tricks.entropy(entropy, batch.entropy_coef)
     loss = tricks.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
@@ -67,10 +66,19 @@ def policy_loss(
             "weight": tricks.aggregation(each, mask, batch.totals).to(torch.float64),
             "weight_of_original": tricks.aggregation(each, mask, batch.original_totals).to(torch.float64),
         }
+        if batch.learner_share is not None:
+            sums["correction_active"] = total((weights - 1).abs() > NEGLIGIBLE)
         if batch.ref_logprobs is not None:
             from_ref = batch.ref_logprobs - current
             sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
     return LossOutput(loss, sums, surrogate.affected.detach() & mask)
+
+
+def old_logprobs(batch: Batch, current: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+    """Log-probs of the old policy in an update in which the learner's are `current`, without gradient."""
+    if batch.learner_share is not None:
+        return batch.sampler_logprobs + batch.learner_share * (current - batch.sampler_logprobs)
+    return current if batch.old_logprobs is None else batch.old_logprobs
 
 
 def _total(mask: Tensor, values: Tensor) -> Tensor:
@@ -97,7 +105,7 @@ def mark_tokens(
     parts, addresses = [], []
     for batch, values in zip(batches, logprobs):
         mask = batch.loss_mask
-        old = values if batch.old_logprobs is None else batch.old_logprobs
+        old = old_logprobs(batch, values)
         log_ratio = tricks.importance(values, old, mask)
         parts.append(torch.stack([part[mask] for part in (values, log_ratio, batch.advantages.to(values.dtype))]))
         rows, columns = mask.nonzero(as_tuple=True)

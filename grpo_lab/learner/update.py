@@ -34,8 +34,8 @@ class BeforeUpdates:
 
     `logprobs` and `entropy` are the learner's, `values` the critic's; each is None when nothing needs it. `rejected` is
     the record after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per
-    token. `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics` describe
-    what the tricks of this stage did.
+    token. `learner_share` is as in `Batch`. `accepted_mask` are the tokens that rejection left in, `loss_mask` those in
+    the loss. `metrics` describe what the tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
@@ -44,6 +44,7 @@ class BeforeUpdates:
     ref_logprobs: Float[Tensor, "N T"] | None
     teacher_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
+    learner_share: Float[Tensor, "N T"] | None
     values: Float[Tensor, "N T"] | None
     kl_penalties: Float[Tensor, "N T"]
     rejected: Graded
@@ -142,6 +143,7 @@ class UpdateAccumulator:
             CLIP_FRACTION: "surrogate_active",
             UNLIKE_PPO: "unlike_ppo",
             "active_fraction/update_mask": "masked",
+            "active_fraction/correction": "correction_active",
             "active_fraction/kl": "kl_active",
             "active_fraction/entropy": "entropy_active",
             "factor/surrogate": "surrogate_weight",
@@ -174,6 +176,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     if tricks.needs_logprobs:
         logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.entropy.selects_tokens)
     old = tricks.old_policy(logprobs, sampler)
+    share = tricks.old_policy.learner_share(rollouts.weight_version, state.updates, tricks.updates.number)
+    share = None if share is None else share.to(sampler.dtype)
     if tricks.kl.needs_reference:
         with state.as_reference() as model:
             reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
@@ -182,7 +186,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     if logprobs is not None:
-        weights = tricks.correction(logprobs, sampler, sampled)
+        weights = tricks.correction(logprobs, sampler, sampled) if share is None else None
         accepted = tricks.rejection(logprobs, sampler, sampled)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
@@ -194,6 +198,9 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     if state.critic is not None:
         values = state.critic.values(rollouts, state.account)
     metrics |= token_fractions(sampled, weights, accepted, in_loss, chosen)
+    if share is not None:  # the correction acts in the updates
+        metrics.pop("active_fraction/correction")
+        metrics.pop("mismatch/bounded", None)
     if taught is not None and sampled.any():
         assert old is not None, "needs_logprobs has it computed"
         metrics["teacher/reverse_kl"] = float((old - taught)[sampled].double().mean())
@@ -204,6 +211,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         reference,
         taught,
         weights,
+        share,
         values,
         kl_penalties,
         rejected,
@@ -263,7 +271,7 @@ def make_inputs(
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
-        before.correction_weights, entropy_coef,
+        before.correction_weights, entropy_coef, before.learner_share,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class StepInputs:
     ref_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     entropy_coef: float = 0.0
+    learner_share: Float[Tensor, "N T"] | None = None  # in the old log-probs, where they are interpolated
 
 
 def totals_of(counted: Bool[Tensor, "N T"], group_size: int, rows: Sequence[int], microbatches: int = 1) -> Totals:
@@ -101,6 +102,7 @@ def make_minibatch(
                 entropy_coef=inputs.entropy_coef,
                 totals=totals_of(counted, size, rows, len(groups)),
                 original_totals=totals_of(rollouts.sampled_mask[step], size, rows, len(groups)),
+                learner_share=_cut(inputs.learner_share, step, rows, width),
             )
         )
     return batches

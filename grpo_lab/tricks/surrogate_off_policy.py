@@ -299,6 +299,31 @@ def discounted_rest(values: Float[Tensor, "M T"], half_life: float) -> Float[Ten
 
 
 @dataclass(frozen=True)
+class Delightful(Surrogate):
+    """The policy gradient, gated by advantage times surprise (Delightful PG, arXiv:2603.14608).
+
+    loss = -sg(sigmoid(A * (-logprob) / eta)) * A * logprob
+
+    Rare tokens of good responses weigh up to 1, rare ones of bad responses almost 0, and likely tokens 1/2. Differs from
+    Reinforce: by that gate only; like it, it reads no ratio. It acts on-policy too, where it changes the gradient's
+    direction and about halves its size.
+    """
+
+    eta: float  # nats times advantage
+
+    uses_ratio: ClassVar[bool] = False
+    needs_drift: ClassVar[bool] = False
+    formula: ClassVar[str] = "-sg(sigmoid(-A * logp / {eta})) * A * logp"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "eta")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        weight = torch.sigmoid(-tokens.advantages * tokens.logprobs.detach() / self.eta)
+        return _weighted(tokens, weight, (weight - 1).abs() > NEGLIGIBLE)
+
+
+@dataclass(frozen=True)
 class M2po(Surrogate):
     """Drops the tokens that moved most, until the second moment of the rest is small (M2PO, arXiv:2510.01161).
 

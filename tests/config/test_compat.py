@@ -82,6 +82,16 @@ CASES = (
         "old_policy=sampler correction=tis_token sampler_precision=bf16",
         ("correction=none", "old_policy=recomputed"),
     ),
+    Case(
+        "old_policy_exists_in_updates",
+        "old_policy=log_linear kl=k1_reward correction=tis_token schedule=one_step_off schedule.lag=2",
+        ("old_policy=recomputed", "kl=k3_loss teacher=none"),
+    ),
+    Case(
+        "interpolation_ends_at_the_sampler",
+        "old_policy=log_linear correction=tis_token schedule=one_step_off",
+        ("old_policy=sampler correction=none", "schedule=one_step_off schedule.lag=2"),
+    ),
     Case("advantage_is_scaled_twice", "baseline=pass_at_k", ("scale=none",)),
     Case("rewards_must_not_be_negative", "scale=group_mean reward=strict_plus_minus", ("reward.wrong=0", "scale=none")),
     Case("rewards_must_not_be_negative", "scale=group_mean kl=k1_reward", ("kl=none", "kl=k2_loss", "scale=none")),
@@ -651,13 +661,21 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "verifier_reads_the_answers": lambda f: f["template.answer_form"] not in {*f["verifier.reads"], AnswerForm.free},
     "suites_need_their_splits": lambda f: any(split not in f["task.splits"] for split in f["evaluation.splits"]),
     "stale_and_uncorrected": lambda f: (
-        f["old_policy.recomputes"]
+        (f["old_policy.recomputes"] or f["old_policy.interpolates"])
         and not f["schedule.keeps_sampler_current"]
         and f["correction.is_no_op"]
         and f["rejection.is_no_op"]
     ),
     "mismatch_counts_twice": lambda f: (
-        not f["old_policy.recomputes"] and f["correction.needs_old_logprobs"] and f["surrogate.uses_ratio"]
+        not any((f["old_policy.recomputes"], f["old_policy.interpolates"]))
+        and f["correction.needs_old_logprobs"]
+        and f["surrogate.uses_ratio"]
+    ),
+    "old_policy_exists_in_updates": lambda f: (
+        f["old_policy.interpolates"] and any((f["kl.shapes_reward"], f["teacher.needs_model"]))
+    ),
+    "interpolation_ends_at_the_sampler": lambda f: (
+        f["old_policy.interpolates"] and f["schedule.ahead"] < 2 and not f["group_filter.carries_over"]
     ),
     "advantage_is_scaled_twice": lambda f: f["baseline.scales_itself"] and not f["scale.is_no_op"],
     "rewards_must_not_be_negative": lambda f: f["scale.needs_rewards_from_zero"] and _can_be_negative(f),

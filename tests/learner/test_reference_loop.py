@@ -181,6 +181,12 @@ CASES = {
         "surrogate=ppo rejection=none",
     ),
     "m2po": (f"{LAGGED} surrogate=m2po surrogate.bound=0.001 old_policy=sampler", "surrogate=ppo"),
+    "log_linear": (
+        "schedule=one_step_off schedule.lag=3 updates=two budget.amount=5 old_policy=log_linear correction=tis_token "
+        "correction.cap=1.05",
+        "old_policy=sampler old_policy=recomputed correction=none",
+    ),
+    "delightful": (f"{LAGGED} surrogate=delightful updates=one", "surrogate=reinforce"),
     "opsm": (
         f"{LAGGED} update_mask=opsm update_mask.delta=0.01 denominator=survivors aggregation=token_mean",
         "update_mask=none",

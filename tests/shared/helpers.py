@@ -330,6 +330,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     filtered = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
     mismatch = scene.old_logprobs, rollouts.sampler_logprobs, mask
     old_logprobs = run.old_policy(scene.old_logprobs, rollouts.sampler_logprobs)
+    share = run.old_policy.learner_share(rollouts.weight_version, int(rollouts.weight_version.max()), 1)
     stays = run.rejection(*mismatch)
     kept = run.rejection.settle(filtered, stays & mask)
     charges = run.kl.token_penalties(old_logprobs, scene.ref_logprobs, mask)
@@ -346,8 +347,9 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
         torch.where(loss_mask, advantages, 0.0),
         old_logprobs,
         scene.ref_logprobs,
-        run.correction(*mismatch),
+        run.correction(*mismatch) if share is None else None,
         run.entropy.start,
+        share,
     )
 
 
@@ -432,6 +434,7 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
         entropy_coef=inputs.entropy_coef,
         totals=totals_of(counted, rollouts.group_size, index),
         original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index),
+        learner_share=pick(inputs.learner_share),
     )
 
 

@@ -54,6 +54,7 @@ from grpo_lab.tricks.surrogate import (
     Topr,
 )
 from grpo_lab.tricks.surrogate_off_policy import (
+    Delightful,
     Dro,
     Fipo,
     Ipo,
@@ -124,6 +125,7 @@ SURROGATES = (
     Dro(0.1),
     Fipo(0.2, 0.28, 8.0, 0.1, 0.2, 1.5, 0.2),
     M2po(0.04, Scope.step),
+    Delightful(1.0),
 )
 IMPORTANCES = (Sequence(20.0), SequenceToken(20.0), SequenceProduct(20.0))
 AGGREGATIONS = (SequenceMean(0.0), TokenMean(Scope.step), PromptMean(), Constant(6, Width.budget), SequenceSum())

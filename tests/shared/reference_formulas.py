@@ -27,6 +27,7 @@ class Response:
     sampled: Tensor  # [T], bool: False where text was put in
     sampler: Tensor  # [T]
     stamps: list[int]  # the weights that drew each token
+    version: int  # the learner's before this step
     finished: bool
     right: bool
     wanted: int | None  # tokens the prompt asked for
@@ -319,6 +320,7 @@ SURROGATE: dict[str, Callable[..., Tensor]] = {
     "Dro": lambda o, now, log_r, a, mask, marked: -a * now + o.beta / 2 * log_r.square(),
     "Fipo": _fipo,
     "M2po": _m2po,
+    "Delightful": lambda o, now, log_r, a, mask, marked: -a * now / (1 + (a * now.detach() / o.eta).exp()),
 }
 
 

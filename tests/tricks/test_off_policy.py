@@ -20,6 +20,7 @@ from grpo_lab.tricks.rejection import (
 )
 from grpo_lab.tricks.surrogate import StepTokens
 from grpo_lab.tricks.surrogate_off_policy import (
+    Delightful,
     Dro,
     Fipo,
     Ipo,
@@ -139,6 +140,16 @@ def test_the_rest_of_a_long_response_is_that_of_a_loop(width: int) -> None:
     for place in reversed(range(width)):
         ahead = expected[:, place] = values[:, place] + ahead * 2 ** (-1 / 3)
     assert_close(discounted_rest(values, 3.0), expected, EXACT, "blocks of 96 tokens")
+
+
+def test_delightful_gates_by_advantage_times_surprise() -> None:
+    logprobs = [-math.log(3), -0.0]  # sigmoid(2 ln 3 / 2) = 3/4, sigmoid(0) = 1/2; for -2 it is 1/4
+    for advantage, weights in ((2.0, [0.75, 0.5]), (-2.0, [0.25, 0.5])):
+        result, slopes = surrogate_of(Delightful(2.0), [0.3, 0.3], advantage, logprobs)
+        assert_close(slopes, [-w * advantage for w in weights], EXACT, "the gate passes no gradient, and no ratio acts")
+        losses = [-w * advantage * own for w, own in zip(weights, logprobs)]
+        assert_close(result.token_loss, [losses], EXACT, "-gate * A * logp")
+    assert not Delightful(1.0).uses_ratio and not Delightful(1.0).needs_drift
 
 
 # (A, log r): pushed further away are the first, third, fourth and fifth, with squares .01, .09, .25 and .01

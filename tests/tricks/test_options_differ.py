@@ -44,7 +44,7 @@ from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntrop
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
-from grpo_lab.tricks.old_policy import Recomputed, Sampler
+from grpo_lab.tricks.old_policy import LogLinear, Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
     Direction,
     NoRejection,
@@ -83,6 +83,7 @@ from grpo_lab.tricks.surrogate import (
     Topr,
 )
 from grpo_lab.tricks.surrogate_off_policy import (
+    Delightful,
     Dro,
     Fipo,
     Ipo,
@@ -122,7 +123,7 @@ OPTIONS = {
         L1Max(0.2, 2, 6, 0.5),
     ),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
-    "old_policy": (Recomputed(), Sampler()),
+    "old_policy": (Recomputed(), Sampler(), LogLinear()),
     "correction": (
         NoCorrection(),
         TisToken(cap=1.1, floor=0.0),
@@ -307,6 +308,8 @@ OPTIONS = {
         M2po(0.025, Scope.step),
         M2po(0.06, Scope.microbatch),
         M2po(0.08, Scope.step),
+        Delightful(1.0),
+        Delightful(2.0),
     ),
     "update_mask": (
         NoUpdateMask(),
@@ -393,7 +396,9 @@ def golden_batch() -> Scene:
     old = logprobs + 0.6 * torch.cos(1.9 * steps)  # ratios from .55 to 1.82
     sampler = old + 1.2 * torch.sin(2.3 * steps) * torch.cos(0.7 * torch.arange(20))[:, None]  # rows near and far
     ref = logprobs + 0.8 * torch.cos(0.6 * steps)
-    return Scene(make_rollouts(lengths, 4, sampler=sampler), graded, logprobs, old, ref)
+    rollouts = make_rollouts(lengths, 4, sampler=sampler)
+    rollouts = replace(rollouts, weight_version=torch.arange(120).reshape(20, 6) % 4)  # ages up to three updates
+    return Scene(rollouts, graded, logprobs, old, ref)
 
 
 @cache
