@@ -463,7 +463,8 @@ class Batch:
 
     `old_logprobs` is None when the old policy is the learner at this same update. The loss then uses the
     learner's own detached log-probs, and every ratio is exactly 1. `rows` holds each row's index in the rollouts.
-    The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
+    `learner_share` is the learner's share in each token's old log-prob where that is interpolated at each update, else
+    None. The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
     the tokens that `Surrogate.mark` chose over the whole optimiser step, None before that. `twin_factors` multiply the
     weights of the surrogate's random twin; None without one. `right` are the rows whose outcome is 1, and
     `right_tokens` counts their tokens in the loss over the whole optimiser step.
@@ -486,6 +487,7 @@ class Batch:
     twin_factors: Float[Tensor, "M T"] | None = None
     right: Bool[Tensor, "M"] | None = None
     right_tokens: int = 0
+    learner_share: Float[Tensor, "M T"] | None = None
 
 
 @renamed_fields(touched="affected")

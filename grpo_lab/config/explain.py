@@ -45,14 +45,17 @@ class Departure:
 def formula(run: RunConfig) -> list[tuple[str, str]]:
     """The loss of one optimiser step as definitions, symbol and text, outermost first."""
     surrogate, kl, entropy = run.surrogate, run.kl, run.entropy
-    reads_old = surrogate.uses_ratio or kl.reads_old
+    reads_old = surrogate.uses_ratio or kl.reads_old or run.old_policy.interpolates
     reads_prox = run.correction.needs_old_logprobs or run.rejection.needs_old_logprobs
-    terms = "S" if run.correction.is_no_op else "w * S"
+    factors = [("u", run.update_mask), ("w", run.correction)]
+    terms = " * ".join([*(symbol for symbol, trick in factors if not trick.is_no_op), "S"])
     terms += " + K" if kl.needs_reference and not kl.shapes_reward else ""
     terms += " + E" if entropy.needs_gradient else ""
     lines = [("loss", run.aggregation.written()), ("L", terms), ("S", surrogate.written())]
     if surrogate.uses_ratio:
         lines.append(("r", run.importance.written()))
+    if not run.update_mask.is_no_op:
+        lines.append(("u", run.update_mask.written()))
     if not run.correction.is_no_op:
         lines.append(("w", f"sg({run.correction.written()})"))
     if kl.needs_reference and not kl.shapes_reward:
@@ -86,7 +89,9 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
     if reads_old:
         lines.append(("old", run.old_policy.written()))
     if reads_prox:
-        lines.append(("prox", "the learner's log-probs before the first update on these rollouts"))
+        before = "the learner's log-probs before the first update on these rollouts"
+        inside = run.old_policy.interpolates and not run.correction.is_no_op
+        lines.append(("prox", f"old in w, elsewhere {before}" if inside else before))
     leaves = [run.truncation.written()] if run.truncation.removes_rows else []
     leaves += [run.group_filter.written()] if run.group_filter.removes_rows and not run.group_filter.refills else []
     if not run.rejection.is_no_op:

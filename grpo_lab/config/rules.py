@@ -177,9 +177,20 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "mismatch_counts_twice",
         ("correction", "old_policy", "surrogate"),
-        lambda run: run.correction.needs_old_logprobs and run.surrogate.uses_ratio and not run.old_policy.recomputes,
+        lambda run: (
+            run.correction.needs_old_logprobs
+            and run.surrogate.uses_ratio
+            and not (run.old_policy.recomputes or run.old_policy.interpolates)
+        ),
         "a ratio to the sampler already contains the mismatch, and the weight would apply it a second time",
         "set correction=none, or old_policy=recomputed",
+    ),
+    Rule(
+        "old_policy_exists_in_updates",
+        ("old_policy", "kl", "teacher"),
+        lambda run: run.old_policy.interpolates and (run.kl.shapes_reward or run.teacher.needs_model),
+        "an interpolated old policy has log-probs only within an update, and these are needed before",
+        "set old_policy=recomputed, or a kl that is a term of the loss and teacher=none",
     ),
     Rule(
         "advantage_is_scaled_twice",
@@ -258,6 +269,13 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: run.baseline.per_token and _one_ratio_for_a_response(run.surrogate, run.importance),
         "one ratio for a whole response gives all its tokens the mean of their advantages, and the credit is lost",
         "set importance=token or sequence_token, and a surrogate that takes one loss a token",
+    ),
+    Rule(
+        "mask_is_of_tokens",
+        ("update_mask", "importance", "surrogate"),
+        lambda run: run.update_mask.divides_rows and _one_ratio_for_a_response(run.surrogate, run.importance),
+        "one ratio for a whole response moves a masked token through the tokens that are left",
+        "set importance=token or sequence_token and a surrogate that takes one loss a token, or update_mask=opsm",
     ),
     Rule(
         "teacher_speaks_of_tokens",
@@ -474,6 +492,13 @@ WARNINGS: tuple[Rule, ...] = (
         no_op=True,
     ),
     Rule(
+        "interpolation_ends_at_the_sampler",
+        ("old_policy", "schedule", "group_filter"),
+        lambda run: run.old_policy.interpolates and run.schedule.ahead <= 1 and not run.group_filter.carries_over,
+        "no token is more than a step old, and of such the interpolated old policy is the sampler",
+        "set old_policy=sampler, or schedule=one_step_off schedule.lag=2 or more",
+    ),
+    Rule(
         "survivors_are_everyone",
         ("denominator", "truncation", "group_filter", "rejection", "entropy"),
         lambda run: (
@@ -505,6 +530,14 @@ WARNINGS: tuple[Rule, ...] = (
         lambda run: run.rejection.needs_old_logprobs and run.sampler_is_learner,
         "sampler and learner hold the same weights in the same arithmetic, so nothing is beyond any bound",
         "let them differ by schedule or precision, or set rejection=none",
+        no_op=True,
+    ),
+    Rule(
+        "nothing_to_mask",
+        ("update_mask", "updates", "schedule", "group_filter", "learner_precision", "sampler_precision"),
+        lambda run: not run.update_mask.is_no_op and run.updates.number == 1 and run.sampler_is_learner,
+        "with one update on responses of the learner's own weights and arithmetic, it has not moved from the sampler",
+        "choose updates=two or more, let sampler and learner differ by schedule or precision, or set update_mask=none",
         no_op=True,
     ),
     Rule(
@@ -713,7 +746,7 @@ WARNINGS: tuple[Rule, ...] = (
         ("schedule", "old_policy", "correction", "rejection"),
         lambda run: (
             not run.schedule.keeps_sampler_current
-            and run.old_policy.recomputes
+            and (run.old_policy.recomputes or run.old_policy.interpolates)
             and run.correction.is_no_op
             and run.rejection.is_no_op
         ),

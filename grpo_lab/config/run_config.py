@@ -72,12 +72,14 @@ from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.twin import Twin
+from grpo_lab.tricks.update_mask import UpdateMask
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 
 AXES = (
     "sft", "curriculum", "schedule", "truncation", "reward_shaping", "group_filter", "old_policy", "correction",
-    "rejection", "updates", "baseline", "scale", "token_credit", "importance", "surrogate", "aggregation",
+    "rejection", "updates", "baseline", "scale", "token_credit", "importance", "surrogate", "update_mask",
+    "aggregation",
     "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
 ROOMS = (
@@ -128,6 +130,7 @@ class RunConfig:
     token_credit: TokenCredit
     importance: Importance
     surrogate: Surrogate
+    update_mask: UpdateMask
     aggregation: Aggregation
     denominator: Denominator
     kl: Kl
@@ -226,7 +229,8 @@ class RunConfig:
         something else reads them.
         """
         below_the_ratio = self.old_policy.recomputes and (self.updates.number > 1 or self.kl.shapes_reward)
-        of_the_sampler = self.correction.needs_old_logprobs or self.rejection.needs_old_logprobs
+        corrects_before = self.correction.needs_old_logprobs and not self.old_policy.interpolates
+        of_the_sampler = corrects_before or self.rejection.needs_old_logprobs
         for_the_teacher = self.teacher.needs_model and self.old_policy.recomputes
         by_token = self.reads_entropy or self.needs_collision or not self.token_credit.is_no_op
         return below_the_ratio or of_the_sampler or for_the_teacher or by_token

@@ -29,6 +29,7 @@ from grpo_lab.tricks.surrogate import Surrogate
 from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.truncation import Truncation
 from grpo_lab.tricks.twin import Twin
+from grpo_lab.tricks.update_mask import UpdateMask
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching, SamplingParams
 
@@ -127,6 +128,7 @@ class LogprobTricks:
     rejection: Rejection
     kl: Kl
     entropy: Entropy
+    updates: Updates
     token_credit: TokenCredit
     twin: Twin
     seed: int
@@ -140,7 +142,9 @@ class LossTricks:
     """The options of which a microbatch's loss is made."""
 
     importance: Importance
+    correction: Correction  # read where the old policy is interpolated; otherwise its weights are in the batch
     surrogate: Surrogate
+    update_mask: UpdateMask
     kl: Kl
     entropy: Entropy
     aggregation: Aggregation

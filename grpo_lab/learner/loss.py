@@ -1,4 +1,4 @@
-"""The loss of one microbatch: importance -> surrogate -> correction -> kl, entropy -> aggregation."""
+"""The loss of one microbatch: importance -> surrogate -> update mask, correction -> kl, entropy -> aggregation."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def policy_loss(
     """Compose the tricks into the microbatch's share of the step's loss.
 
     The correction weights multiply the surrogate only. A KL or entropy term is not an estimate under the
-    sampler, so a weight would change its meaning.
+    sampler, so a weight would change its meaning. The update mask removes the surrogate only, and no denominator
+    knows of it.
     """
     mask, current = batch.loss_mask, logprobs.detach()
-    old = current if batch.old_logprobs is None else batch.old_logprobs
+    old = old_logprobs(batch, current)
     log_ratio = tricks.importance(logprobs, old, mask)
     inputs = SurrogateInputs(logprobs, log_ratio, batch.advantages, mask, batch.marked)
     if batch.twin_factors is None:
         surrogate = tricks.surrogate(inputs)
     else:
         surrogate = tricks.surrogate.with_factors(inputs, batch.twin_factors)
-    token_loss, weights = surrogate.token_loss, torch.ones_like(current)
-    if batch.correction_weights is not None:
-        weights = batch.correction_weights
-        token_loss = token_loss * weights
+    weights = torch.ones_like(current) if batch.correction_weights is None else batch.correction_weights
+    if batch.learner_share is not None:  # an interpolated old policy, which had no log-probs before
+        weights = tricks.correction(old, batch.sampler_logprobs, mask)
+    stays = tricks.update_mask(current, batch.sampler_logprobs, batch.advantages, mask)
+    token_loss = torch.where(stays, surrogate.token_loss * weights, 0.0)
     kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
     entropy_term = tricks.entropy(entropy, batch.entropy_coef)
     loss = tricks.aggregation(token_loss + kl_term + entropy_term, mask, batch.totals)
@@ -60,6 +62,7 @@ def policy_loss(
             "surrogate_active": total(surrogate.affected),
             "surrogate_weight": total(surrogate.weight),
             "unlike_ppo": total(unlike & (batch.advantages != 0)),
+            "masked": total(~stays),
             "correction_weight": total(weights),
             "importance_active": total(tricks.surrogate.uses_ratio & ((log_ratio - moved).abs() > NEGLIGIBLE)),
             "drifted": total(moved.abs() > NEGLIGIBLE),
@@ -70,10 +73,19 @@ def policy_loss(
             "weight": tricks.aggregation(each, mask, batch.totals).to(torch.float64),
             "weight_of_original": tricks.aggregation(each, mask, batch.original_totals).to(torch.float64),
         }
+        if batch.learner_share is not None:
+            sums["correction_active"] = total((weights - 1).abs() > NEGLIGIBLE)
         if batch.ref_logprobs is not None:
             from_ref = batch.ref_logprobs - current
             sums["k3_ref"] = total(from_ref.exp() - 1 - from_ref)
     return LossOutput(loss, sums, surrogate.affected.detach() & mask)
+
+
+def old_logprobs(batch: Batch, current: Float[Tensor, "M T"]) -> Float[Tensor, "M T"]:
+    """Log-probs of the old policy in an update in which the learner's are `current`, without gradient."""
+    if batch.learner_share is not None:
+        return batch.sampler_logprobs + batch.learner_share * (current - batch.sampler_logprobs)
+    return current if batch.old_logprobs is None else batch.old_logprobs
 
 
 def _total(mask: Tensor, values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from grpo_lab.rollout.grading import encode_prompts, group_requests, to_rollouts
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.run.state import RunState
 from grpo_lab.tricks.correction import Correction, ratio
+from grpo_lab.tricks.rejection import Rejection
 from grpo_lab.types import Bool, Float, Rollouts, Tensor
 
 _PROBED_PROBLEMS = 4  # one response each, of at most _PROBED_TOKENS tokens: cheap compared with a step
@@ -77,6 +78,20 @@ def bound_metrics(
         "mismatch/bounded": float(beyond[sampled_mask].double().mean()) if real.any() else 0.0,
         "mismatch/rejected_responses": float(gone[real].double().mean()) if real.any() else 0.0,
     }
+
+
+def member_metrics(
+    rejection: Rejection,
+    learner_logprobs: Float[Tensor, "N T"],
+    sampler_logprobs: Float[Tensor, "N T"],
+    sampled_mask: Bool[Tensor, "N T"],
+) -> dict[str, float]:
+    """Share of sampled tokens that each member of a combined rejection would remove on its own."""
+    shares = {}
+    for name, member in rejection.parts.items() if sampled_mask.any() else ():
+        stays = member(learner_logprobs, sampler_logprobs, sampled_mask)
+        shares[f"mismatch/removed_by/{name}"] = float((~stays[sampled_mask]).double().mean())
+    return shares
 
 
 def _effective_share(weights: Float[Tensor, "K"]) -> Tensor:

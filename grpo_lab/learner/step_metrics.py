@@ -28,7 +28,8 @@ from grpo_lab.types import Bool, Float, Graded, Groups, Int, Tensor
 # The axes whose options may be no-ops in a run, and are then reported as such.
 MEASURED_AXES = (
     "question_filter", "pass_rate", "sft", "curriculum", "truncation", "reward_shaping", "group_filter", "old_policy",
-    "correction", "rejection", "baseline", "scale", "token_credit", "importance", "surrogate", "aggregation",
+    "correction", "rejection", "baseline", "scale", "token_credit", "importance", "surrogate", "update_mask",
+    "aggregation",
     "denominator", "kl", "entropy", "teacher",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner.loss import draw_twin, mark_tokens, policy_loss
-from grpo_lab.learner.mismatch import bound_metrics, check_last_sync
+from grpo_lab.learner.mismatch import bound_metrics, check_last_sync, member_metrics
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
@@ -37,8 +37,8 @@ class BeforeUpdates:
     `logprobs`, `entropy` and `collision` are the learner's, `values` the critic's; each is None when nothing needs it.
     `collision` is the sum over the vocabulary of squared probabilities at each sampled token. `rejected` is the record
     after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per token.
-    `accepted_mask` are the tokens that rejection left in, `loss_mask` the tokens in the loss. `metrics` describe what
-    the tricks of this stage did.
+    `learner_share` is as in `Batch`. `accepted_mask` are the tokens that rejection left in, `loss_mask` those in the
+    loss. `metrics` describe what the tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
@@ -48,6 +48,7 @@ class BeforeUpdates:
     ref_logprobs: Float[Tensor, "N T"] | None
     teacher_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
+    learner_share: Float[Tensor, "N T"] | None
     values: Float[Tensor, "N T"] | None
     kl_penalties: Float[Tensor, "N T"]
     rejected: Graded
@@ -151,6 +152,8 @@ class UpdateAccumulator:
             "active_fraction/importance": "importance_active",
             CLIP_FRACTION: "surrogate_active",
             UNLIKE_PPO: "unlike_ppo",
+            "active_fraction/update_mask": "masked",
+            "active_fraction/correction": "correction_active",
             "active_fraction/kl": "kl_active",
             "active_fraction/entropy": "entropy_active",
             "factor/surrogate": "surrogate_weight",
@@ -186,6 +189,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     if tricks.needs_logprobs and (logprobs is None or tricks.reads_entropy):
         logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.reads_entropy)
     old = tricks.old_policy(logprobs, sampler)
+    share = tricks.old_policy.learner_share(rollouts.weight_version, state.updates, tricks.updates.number)
+    share = None if share is None else share.to(sampler.dtype)
     if kl.needs_reference:
         with state.as_reference() as model:
             reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
@@ -194,10 +199,11 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     if logprobs is not None:
-        weights = correction_weights(tricks, rollouts, logprobs, noise)
+        weights = correction_weights(tricks, rollouts, logprobs, noise) if share is None else None
         accepted = accepted_tokens(tricks, rollouts, logprobs, filtered.in_loss.flatten(), noise)
         rejected = tricks.rejection.settle(filtered, accepted)
         metrics = bound_metrics(tricks.correction, logprobs, sampler, sampled, accepted)
+        metrics |= member_metrics(tricks.rejection, logprobs, sampler, sampled)
     kl_penalties = kl.token_penalties(old, reference, sampled)
     graded = kl.shape(rejected, kl_penalties)
     in_loss = sampled & accepted & graded.in_loss.flatten()[:, None] & state.policy_learns
@@ -207,6 +213,9 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     if state.critic is not None:
         values = state.critic.values(rollouts, state.account)
     metrics |= token_fractions(sampled, weights, accepted, in_loss, chosen)
+    if share is not None:  # the correction acts in the updates
+        metrics.pop("active_fraction/correction")
+        metrics.pop("mismatch/bounded", None)
     if taught is not None and sampled.any():
         assert old is not None, "needs_logprobs has it computed"
         metrics["teacher/reverse_kl"] = float((old - taught)[sampled].double().mean())
@@ -218,6 +227,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         reference,
         taught,
         weights,
+        share,
         values,
         kl_penalties,
         rejected,
@@ -337,7 +347,7 @@ def make_inputs(
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
-        before.correction_weights, entropy_coef, before.graded.outcome.flatten() > 0.5,
+        before.correction_weights, entropy_coef, before.graded.outcome.flatten() > 0.5, before.learner_share,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class StepInputs:
     correction_weights: Float[Tensor, "N T"] | None
     entropy_coef: float = 0.0
     right: Bool[Tensor, "N"] | None = None  # rows whose outcome is 1
+    learner_share: Float[Tensor, "N T"] | None = None  # in the old log-probs, where they are interpolated
 
 
 def totals_of(
@@ -122,6 +123,7 @@ def make_minibatch(
                 ),
                 right=None if right is None else right[rows],
                 right_tokens=0 if right is None else int(loss_mask[right].sum()),
+                learner_share=_cut(inputs.learner_share, step, rows, width),
             )
         )
     return batches

@@ -204,6 +204,12 @@ REGISTRY: tuple[Metric, ...] = (
     Metric("mismatch/bounded", "share", "mean over sampled tokens", "weights that the correction's bounds changed"),
     Metric("mismatch/rejected_responses", "share", "mean over responses", "responses that the rejection removes whole"),
     Metric(
+        "mismatch/removed_by/*",
+        "share",
+        "mean over sampled tokens",
+        "tokens that one member of rejection=all_of would remove on its own",
+    ),
+    Metric(
         CLIP_FRACTION,
         "share",
         "mean over tokens of the loss",

@@ -50,11 +50,13 @@ ADDED_KEYS: Mapping[str, Any] = {
     "model.lora.class": "Lora",
     "model.lora.rank": 0,
     "model.lora.targets": ["all-linear"],
+    "rejection.direction": "sampler_to_old",
     "reward.per_response": False,
     "reward.threshold": 1.0,
     "task.unreadable_share": 0.05,
     "token_credit.class": "NoTokenCredit",
     "twin.class": "NoTwin",
+    "update_mask.class": "NoUpdateMask",
     "verifier.threshold": 1.0,
 }
 _AVERAGE = "average/"  # of a metric over all steps, which a prediction may name

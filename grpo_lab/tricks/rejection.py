@@ -2,20 +2,24 @@
 
 Below, rho = old / sampler per token: the learner before the updates over the sampler. Three estimates of their
 divergence are k1 = -log rho, k2 = (log rho)^2 / 2 and k3 = rho - 1 - log rho. Two more read only the probability of
-the sampled token: tv = |old - sampler|, and the KL of (sampler, 1 - sampler) to (old, 1 - old). An option's name says
-how an estimate is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1
+the sampled token: tv = |old - sampler|, and the KL between (sampler, 1 - sampler) and (old, 1 - old). An option's name
+says how an estimate is reduced (each token, or the sum, mean or largest of a response) and which estimate it is. For k1
 the bounds are on the ratio itself: `sequence_mean_k1` keeps responses whose geometric mean ratio lies in [low, high].
+`all_of` combines several.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from enum import Enum
+from typing import Any, ClassVar
 
 import torch
 
-from grpo_lab.checks import require_positive
+from grpo_lab.checks import require, require_positive
 from grpo_lab.tricks.base import Trick, row_mean
 from grpo_lab.tricks.convention import BoundForm
 from grpo_lab.tricks.correction import ratio, require_bounds
@@ -63,6 +67,11 @@ class Rejection(Trick, ABC):
         """The record without rejected tokens, and without rows whose tokens are all rejected."""
         return graded
 
+    @property
+    def parts(self) -> Mapping[str, Rejection]:
+        """The rejections that this option combines, by name; empty for a single one."""
+        return {}
+
 
 @dataclass(frozen=True)
 class NoRejection(Rejection):
@@ -103,6 +112,66 @@ class Bounded(Rejection, ABC):
         in_statistics = graded.in_statistics if self.rejected_in_statistics else graded.in_statistics & ~left
         lengths = to_groups(stays.sum(dim=1), graded.reward.shape[1])
         return replace(graded, sampled_lengths=lengths, in_statistics=in_statistics, in_loss=graded.in_loss & ~left)
+
+
+@dataclass(frozen=True)
+class AllOf(Rejection):
+    """Keep tokens that every one of several rejections keeps (verl's list of rejections; SkyRL's and ROLL's masks).
+
+    Each member sees all sampled tokens, so their order does not matter. A row leaves when no token of it is kept by all
+    members, even if each member keeps some: statistics and loss follow the joint mask. Members have names, under which
+    `mismatch/removed_by/NAME` logs the share of tokens that each would remove on its own.
+
+    Raises ValueError for no member, for one that rejects nothing or is itself such a list, for two equal members, and
+    unless all have the same `rejected_in_statistics`.
+    """
+
+    members: dict[str, Any]  # name -> Bounded; OmegaConf keeps frozen classes in no typed dict
+
+    def __post_init__(self) -> None:
+        example = "conf/rejection/all_of.yaml shows how to write them"
+        require(bool(self.members), "rejection.members", "{}", "one rejection or more", example)
+        first, known = next(iter(self.members)), list[Bounded]()
+        for name, member in self.members.items():
+            place, kind = f"rejection.members.{name}", type(member).__name__
+            named = re.fullmatch("[a-z0-9_]+", name) is not None
+            remedy = "a metric will have the name"
+            require(named, "rejection.members", repr(name), "named by small letters, digits and _", remedy)
+            remedy = f"choose one by rejection@{place}=OPTION, leave none out, and name the members of a list here"
+            require(isinstance(member, Bounded), place, kind, "a single rejection with a bound", remedy)
+            require(member not in known, place, member.written(), "another rejection than those before it", "drop it")
+            known.append(member)
+            own, rule = member.rejected_in_statistics, f"as in {first} ({self.rejected_in_statistics})"
+            remedy = "rows leave by all members together, so set the same in each"
+            require(own == self.rejected_in_statistics, f"{place}.rejected_in_statistics", own, rule, remedy)
+
+    @property
+    def parts(self) -> Mapping[str, Rejection]:
+        return self.members
+
+    @property
+    def rejected_in_statistics(self) -> bool:
+        """Whether rejected rows stay in the statistics: that of every member."""
+        return next(iter(self.members.values())).rejected_in_statistics
+
+    @property
+    def formula(self) -> str:
+        each = (f"({member.written()})" for member in self.members.values())
+        return " and ".join(each).replace("{", "{{").replace("}", "}}")
+
+    def __call__(
+        self,
+        old_logprobs: Float[Tensor, "N T"],
+        sampler_logprobs: Float[Tensor, "N T"],
+        sampled_mask: Bool[Tensor, "N T"],
+    ) -> Bool[Tensor, "N T"]:
+        stays = sampled_mask
+        for member in self.members.values():
+            stays = stays & member(old_logprobs, sampler_logprobs, sampled_mask)
+        return stays
+
+    def settle(self, graded: Graded, stays: Bool[Tensor, "N T"]) -> Graded:
+        return next(iter(self.members.values())).settle(graded, stays)  # all settle alike
 
 
 @dataclass(frozen=True)
@@ -156,9 +225,8 @@ class UpperBound(Bounded, ABC):
         estimate = self.estimate(old_logprobs, sampler_logprobs)
         return sampled_mask & (self.reduce(estimate, sampled_mask) <= self.bound)
 
-    @staticmethod
     @abstractmethod
-    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def estimate(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """The estimate of each token, from its log-probs."""
 
 
@@ -166,8 +234,7 @@ class UpperBound(Bounded, ABC):
 class K2Bound(UpperBound, ABC):
     """k2 = (log rho)^2 / 2."""
 
-    @staticmethod
-    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def estimate(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         return (old - sampler) ** 2 / 2
 
 
@@ -175,8 +242,7 @@ class K2Bound(UpperBound, ABC):
 class K3Bound(UpperBound, ABC):
     """k3 = rho - 1 - log rho."""
 
-    @staticmethod
-    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def estimate(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         return ratio(old - sampler) - 1 - (old - sampler)
 
 
@@ -184,19 +250,47 @@ class K3Bound(UpperBound, ABC):
 class TvBound(UpperBound, ABC):
     """Total variation of the sampled token's probability: |old - sampler|."""
 
-    @staticmethod
-    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    def estimate(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         return (old.exp() - sampler.exp()).abs()
+
+
+class Direction(Enum):
+    """Which KL is taken: of the sampler's distribution to the old policy's, the reverse, or the larger of both."""
+
+    sampler_to_old = "sampler_to_old"
+    old_to_sampler = "old_to_sampler"
+    either = "either"
+
+    @property
+    def written(self) -> str:
+        """The KL in the symbols of a formula."""
+        forward, back = "binary_kl(sampler, prox)", "binary_kl(prox, sampler)"
+        return {"sampler_to_old": forward, "old_to_sampler": back}.get(self.value, f"max({forward}, {back})")
+
+
+def binary_kl(p: Float[Tensor, "N T"], q: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """KL of (p, 1 - p) to (q, 1 - q)."""
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
 
 
 @dataclass(frozen=True)
 class BinaryKlBound(UpperBound, ABC):
-    """KL of the sampled token's (sampler, 1 - sampler) to (old, 1 - old), probabilities at least 1e-6 from 0 and 1."""
+    """KL between the sampled token's (sampler, 1 - sampler) and (old, 1 - old), probabilities within [1e-6, 1 - 1e-6].
 
-    @staticmethod
-    def estimate(old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    `direction: sampler_to_old` weighs the log-ratios by the sampler's probabilities, and `old_to_sampler` by the old
+    policy's: for a token that goes from 0.01 to 0.5 they are 0.64 and 1.61 nats. KPop rejects a token if `either`
+    exceeds the bound.
+    """
+
+    direction: Direction
+
+    def estimate(self, old: Float[Tensor, "N T"], sampler: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         q, p = (one.exp().clamp(1e-6, 1 - 1e-6) for one in (old, sampler))
-        return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+        if self.direction is Direction.sampler_to_old:
+            return binary_kl(p, q)
+        if self.direction is Direction.old_to_sampler:
+            return binary_kl(q, p)
+        return torch.maximum(binary_kl(p, q), binary_kl(q, p))
 
 
 @dataclass(frozen=True)
@@ -330,16 +424,22 @@ class SequenceMeanTv(TvBound):
 
 @dataclass(frozen=True)
 class TokenBinaryKl(BinaryKlBound):
-    """Keep tokens whose binary KL is small (OpenRLHF's "binary_kl" gate)."""
+    """Keep tokens whose binary KL is small (OpenRLHF's "binary_kl" gate; KPop in AReaL, with `direction: either`)."""
 
-    formula: ClassVar[str] = "binary_kl(sampler, prox) <= {bound}"
     per_token: ClassVar[bool] = True
     reduce = staticmethod(each_token)
+
+    @property
+    def formula(self) -> str:
+        return f"{self.direction.written} <= {{bound}}"
 
 
 @dataclass(frozen=True)
 class SequenceMeanBinaryKl(BinaryKlBound):
     """Keep responses whose mean binary KL is small (FlashREINFORCE in OpenRLHF)."""
 
-    formula: ClassVar[str] = "mean_t(binary_kl(sampler, prox)) <= {bound}"
     reduce = staticmethod(whole_mean)
+
+    @property
+    def formula(self) -> str:
+        return f"mean_t({self.direction.written}) <= {{bound}}"

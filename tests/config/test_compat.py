@@ -83,6 +83,16 @@ CASES = (
         "old_policy=sampler correction=tis_token sampler_precision=bf16",
         ("correction=none", "old_policy=recomputed"),
     ),
+    Case(
+        "old_policy_exists_in_updates",
+        "old_policy=log_linear kl=k1_reward correction=tis_token schedule=one_step_off schedule.lag=2",
+        ("old_policy=recomputed", "kl=k3_loss teacher=none"),
+    ),
+    Case(
+        "interpolation_ends_at_the_sampler",
+        "old_policy=log_linear correction=tis_token schedule=one_step_off",
+        ("old_policy=sampler correction=none", "schedule=one_step_off schedule.lag=2"),
+    ),
     Case("advantage_is_scaled_twice", "baseline=pass_at_k", ("scale=none",)),
     Case("rewards_must_not_be_negative", "scale=group_mean reward=strict_plus_minus", ("reward.wrong=0", "scale=none")),
     Case("rewards_must_not_be_negative", "scale=group_mean kl=k1_reward", ("kl=none", "kl=k2_loss", "scale=none")),
@@ -287,6 +297,22 @@ CASES = (
         "rejection=token_k2",
         ("learner_precision=bf16", "group_filter=oversample_abort_partial", "rejection=none"),
     ),
+    Case(
+        "nothing_to_mask",
+        "update_mask=opsm updates=one surrogate=reinforce",
+        ("updates=two", "sampler_precision=bf16", "schedule=one_step_off correction=tis_token", "update_mask=none"),
+        beside=frozenset(),
+    ),
+    Case(
+        "mask_is_of_tokens",
+        "update_mask=vaco importance=sequence surrogate=ppo_gspo",
+        ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one", "update_mask=opsm"),
+    ),
+    Case(
+        "mask_is_of_tokens",
+        "update_mask=cppo surrogate=gmpo",
+        ("surrogate=ppo", "surrogate=cispo", "update_mask=opsm"),
+    ),
     Case("filter_hardly_acts", "group_filter=drop", ("denominator=survivors", "group_filter=resample")),
     Case(
         "filter_drops_gradient",
@@ -480,6 +506,11 @@ def objects() -> dict[str, dict[str, Any]]:
             "sequence_outlier": {"low": 0.6, "high": 1.6},
             "sequence_mean_tv": {"bound": 0.1},
             "sequence_mean_binary_kl": {"bound": 0.04},
+            "token_kpop": {"bound": 0.04},
+        },
+        "update_mask": {
+            "opsm": {"delta": 0.02},
+            "cppo": {"delta": 0.1},
         },
         "reward_shaping": {
             "soft_overlong": {"max_tokens": 6, "cache_tokens": 4},
@@ -698,13 +729,21 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "verifier_reads_the_answers": lambda f: f["template.answer_form"] not in {*f["verifier.reads"], AnswerForm.free},
     "suites_need_their_splits": lambda f: any(split not in f["task.splits"] for split in f["evaluation.splits"]),
     "stale_and_uncorrected": lambda f: (
-        f["old_policy.recomputes"]
+        (f["old_policy.recomputes"] or f["old_policy.interpolates"])
         and not f["schedule.keeps_sampler_current"]
         and f["correction.is_no_op"]
         and f["rejection.is_no_op"]
     ),
     "mismatch_counts_twice": lambda f: (
-        not f["old_policy.recomputes"] and f["correction.needs_old_logprobs"] and f["surrogate.uses_ratio"]
+        not any((f["old_policy.recomputes"], f["old_policy.interpolates"]))
+        and f["correction.needs_old_logprobs"]
+        and f["surrogate.uses_ratio"]
+    ),
+    "old_policy_exists_in_updates": lambda f: (
+        f["old_policy.interpolates"] and any((f["kl.shapes_reward"], f["teacher.needs_model"]))
+    ),
+    "interpolation_ends_at_the_sampler": lambda f: (
+        f["old_policy.interpolates"] and f["schedule.ahead"] < 2 and not f["group_filter.carries_over"]
     ),
     "advantage_is_scaled_twice": lambda f: f["baseline.scales_itself"] and not f["scale.is_no_op"],
     "rewards_must_not_be_negative": lambda f: f["scale.needs_rewards_from_zero"] and _can_be_negative(f),
@@ -742,6 +781,12 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "ratio_is_ignored": lambda f: f["updates.number"] > 1 and not f["surrogate.uses_ratio"],
     "nothing_to_correct": lambda f: f["correction.needs_old_logprobs"] and not _sampler_differs(f),
     "nothing_to_reject": lambda f: f["rejection.needs_old_logprobs"] and not _sampler_differs(f),
+    "nothing_to_mask": lambda f: not f["update_mask.is_no_op"] and f["updates.number"] <= 1 and not _sampler_differs(f),
+    "mask_is_of_tokens": lambda f: (
+        f["surrogate.uses_ratio"]
+        and f["update_mask.divides_rows"]
+        and any((f["importance.sequence_level"], f["surrogate.sequence_level"]))
+    ),
     "filter_hardly_acts": lambda f: (
         f["group_filter.removes_rows"] and not f["group_filter.refills"] and not _filtered_group_is_noticed(f)
     ),
@@ -946,7 +991,7 @@ def test_every_pair_of_options_of_different_axes_composes(part: int) -> None:
 
 LOSS_AXES = (
     "truncation", "reward_shaping", "group_filter", "old_policy", "correction", "rejection", "baseline", "scale",
-    "token_credit", "importance", "surrogate", "aggregation", "denominator", "kl", "entropy",
+    "token_credit", "importance", "surrogate", "update_mask", "aggregation", "denominator", "kl", "entropy",
 )  # fmt: skip
 MICROBATCH = 40  # tokens; a scene is cut in three
 IDLE = 1e-6  # SAPO's factor is in single precision
@@ -1002,6 +1047,7 @@ IDLE_SETTINGS = {
     "survivors_are_everyone": Setting(),
     "nothing_to_correct": Setting(sampler_precision="fp32"),
     "nothing_to_reject": Setting(sampler_precision="fp32"),
+    "nothing_to_mask": Setting(updates="one", sampler_precision="fp32"),
     "filter_hardly_acts": Setting(),
     "share_is_one": Setting(others=(("group_filter", "drop"),)),
     "baseline_is_recentred": Setting(others=(("scale", "batch_std_tokens"),)),
@@ -1081,6 +1127,9 @@ ACTS = (
     ),
     *(("nothing_to_correct", name, Setting()) for name in KNOWN["correction"] if name != "none"),
     *(("nothing_to_reject", name, Setting()) for name in KNOWN["rejection"] if name != "none"),
+    *(("nothing_to_mask", name, Setting()) for name in ("opsm", "vaco", "cppo")),
+    *(("nothing_to_mask", name, Setting(updates="one")) for name in ("opsm", "vaco", "cppo")),
+    *(("nothing_to_mask", name, Setting(sampler_precision="fp32")) for name in ("opsm", "vaco", "cppo")),
     # each clause of the filter's rule, taken away by itself
     *(
         ("filter_hardly_acts", "drop", Setting(others=(("baseline", name), ("scale", "none"))))

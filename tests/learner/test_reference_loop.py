@@ -198,6 +198,30 @@ CASES = {
         f"{THROWN} token_credit=clip_b token_credit.mu=1 {CUT} truncation=mask_after",
         "token_credit=none truncation=score",
     ),
+    "log_linear": (
+        "schedule=one_step_off schedule.lag=3 updates=two budget.amount=5 old_policy=log_linear correction=tis_token "
+        "correction.cap=1.05",
+        "old_policy=sampler old_policy=recomputed correction=none",
+    ),
+    "opsm": (
+        f"{LAGGED} update_mask=opsm update_mask.delta=0.01 denominator=survivors aggregation=token_mean",
+        "update_mask=none",
+    ),
+    "vaco": (
+        f"{LAGGED} update_mask=vaco update_mask.delta=0.05 surrogate=reinforce rejection=token_kpop "
+        "rejection.bound=0.001",
+        "update_mask=none rejection=none",
+    ),
+    "cppo": (
+        f"{LAGGED} update_mask=cppo update_mask.delta=0.01 update_mask.budget=0.002 update_mask.largest_budget=0.004 "
+        "update_mask.floor=0.5 old_policy=sampler kl=k3_loss kl.kl_coef=0.1",
+        "update_mask=none",
+    ),
+    "all_of": (
+        f"{LAGGED} rejection=all_of rejection.members.outlier.low=0.7 rejection.members.mean.low=0.97 "
+        "rejection.members.mean.high=1.03 +rejection@rejection.members.tv=token_tv rejection.members.tv.bound=0.03",
+        "rejection=none",
+    ),
     "undecided_tokens": (
         f"{LAGGED} entropy=high_entropy_tokens rejection=sequence_max_k3 rejection.bound=0.05",
         "entropy=none rejection=none",
@@ -375,7 +399,7 @@ def test_each_token_was_drawn_by_the_weights_that_its_stamp_names(tmp_path: Path
 
 FORMULAS = """
     reward_shaping truncation group_filter correction rejection old_policy baseline scale token_credit importance
-    surrogate aggregation denominator kl reference entropy schedule
+    surrogate update_mask aggregation denominator kl reference entropy schedule
 """
 
 

@@ -57,6 +57,7 @@ from grpo_lab.tricks.surrogate import Ppo
 from grpo_lab.tricks.token_credit import NoTokenCredit
 from grpo_lab.tricks.truncation import Score
 from grpo_lab.tricks.twin import NoTwin
+from grpo_lab.tricks.update_mask import NoUpdateMask
 from grpo_lab.types import Batch, Graded, Microbatching, Problem, Rollouts, to_groups
 
 PACKAGE = Path(__file__).parents[2] / "grpo_lab"
@@ -268,6 +269,7 @@ def make_run(**options: Any) -> RunConfig:
         "token_credit": NoTokenCredit(),
         "importance": Token(log_ratio_limit=20.0),
         "surrogate": Ppo(clip_low=0.2, clip_high=0.2),
+        "update_mask": NoUpdateMask(),
         "aggregation": SequenceMean(0.0),
         "denominator": Original(),
         "kl": NoKl(),
@@ -347,6 +349,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
     filtered = run.group_filter(run.truncation(run.reward_shaping(scene.graded)))
     mismatch = scene.old_logprobs, rollouts.sampler_logprobs, mask
     old_logprobs = run.old_policy(scene.old_logprobs, rollouts.sampler_logprobs)
+    share = run.old_policy.learner_share(rollouts.weight_version, int(rollouts.weight_version.max()), 1)
     stays = run.rejection(*mismatch)
     kept = run.rejection.settle(filtered, stays & mask)
     charges = run.kl.token_penalties(old_logprobs, scene.ref_logprobs, mask)
@@ -369,9 +372,10 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
         torch.where(loss_mask, credited, 0.0),
         old_logprobs,
         scene.ref_logprobs,
-        weights,
+        weights if share is None else None,
         run.entropy.start,
         scene.graded.outcome.flatten() > 0.5,
+        share,
     )
 
 
@@ -458,6 +462,7 @@ def batch_of_rows(run: RunConfig, inputs: StepInputs, rows: Sequence[int]) -> Ba
         original_totals=totals_of(rollouts.sampled_mask, rollouts.group_size, index, inputs.advantages),
         right=pick(inputs.right),
         right_tokens=0 if inputs.right is None else int(inputs.loss_mask[inputs.right].sum()),
+        learner_share=pick(inputs.learner_share),
     )
 
 

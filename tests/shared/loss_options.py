@@ -21,6 +21,7 @@ from grpo_lab.tricks.entropy import Bonus, HighEntropyTokens, PositiveNll
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken
 from grpo_lab.tricks.kl import AdaptiveK3Loss, K1Reward, K2Loss, K3Unbiased, NoKl
 from grpo_lab.tricks.rejection import (
+    Direction,
     SequenceMaxK2,
     SequenceMaxK3,
     SequenceMeanBinaryKl,
@@ -78,6 +79,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     Vespo,
 )
 from grpo_lab.tricks.token_credit import ClipB, EntropyAdvantage, GtpoWeight, ProbabilityWeight, Uncertainty
+from grpo_lab.tricks.update_mask import Cppo, Opsm, Vaco
 
 
 def label(option: object) -> str:
@@ -175,8 +177,10 @@ REJECTIONS = (
     SequenceOutlier(False, 0.5, 1.9, BoundForm.ratio),
     TokenTv(False, 0.15),
     SequenceMeanTv(False, 0.15),
-    TokenBinaryKl(False, 0.05),
-    SequenceMeanBinaryKl(False, 0.08),
+    TokenBinaryKl(False, 0.05, Direction.sampler_to_old),
+    TokenBinaryKl(False, 0.05, Direction.old_to_sampler),
+    SequenceMeanBinaryKl(False, 0.08, Direction.sampler_to_old),
+    SequenceMeanBinaryKl(False, 0.08, Direction.either),
 )
 CORRECTIONS = (
     NoCorrection(),
@@ -186,6 +190,7 @@ CORRECTIONS = (
     Mis(0.5, 1.5),
     Icepop(0.7, 1.4),
 )
+UPDATE_MASKS = (Opsm(0.02), Vaco(0.2), Cppo(0.1, 0.02, 0.04, 0.8))
 KLS = (
     NoKl(),
     K1Reward(0.1, 0.0),

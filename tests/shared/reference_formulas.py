@@ -28,6 +28,7 @@ class Response:
     sampled: Tensor  # [T], bool: False where text was put in
     sampler: Tensor  # [T]
     stamps: list[int]  # the weights that drew each token
+    version: int  # the learner's before this step
     finished: bool
     right: bool
     wanted: int | None  # tokens the prompt asked for
@@ -167,7 +168,12 @@ def _bernoulli_kl(mu: Tensor, pi: Tensor) -> Tensor:
     return torch.distributions.kl_divergence(torch.distributions.Bernoulli(mu), torch.distributions.Bernoulli(pi))
 
 
-_BY_PROBABILITIES = {"Tv": lambda mu, pi: (mu - pi).abs(), "BinaryKl": _bernoulli_kl}
+def _binary_kl(o: Any, mu: Tensor, pi: Tensor) -> Tensor:
+    found = {"sampler_to_old": _bernoulli_kl(mu, pi), "old_to_sampler": _bernoulli_kl(pi, mu)}
+    return torch.stack(list(found.values()) if o.direction.value == "either" else [found[o.direction.value]]).amax(0)
+
+
+_BY_PROBABILITIES = {"Tv": lambda o, mu, pi: (mu - pi).abs(), "BinaryKl": _binary_kl}
 
 
 def stays(option: Any, gap: Tensor, sampler: Tensor) -> Tensor:
@@ -175,13 +181,15 @@ def stays(option: Any, gap: Tensor, sampler: Tensor) -> Tensor:
     name = type(option).__name__
     if name == "NoRejection":
         return torch.ones_like(gap, dtype=torch.bool)
+    if name == "AllOf":
+        return torch.stack([stays(member, gap, sampler) for member in option.members.values()]).all(dim=0)
     if name == "SequenceOutlier":
         assert option.bounds.value == "ratio"
         ratio = gap.exp()
         return torch.full_like(gap, bool(ratio.min() >= option.low and ratio.max() <= option.high), dtype=torch.bool)
     for end, estimated in _BY_PROBABILITIES.items():
         if name.endswith(end):
-            values = estimated(sampler.exp(), (sampler + gap).exp())
+            values = estimated(option, sampler.exp(), (sampler + gap).exp())
             return _REDUCED[name.removesuffix(end)](values) <= option.bound
     reduced, estimate = _REDUCED[name[:-2]], name[-2:]
     if estimate == "K1":
@@ -398,6 +406,42 @@ def _marked_by_m2po(o: Any, now: Tensor, ratio: Tensor, a: Tensor, noise: Tensor
 
 # Places of the tokens that a surrogate chooses among all tokens of an optimiser step's loss.
 MARKS = {"ClipCov": _marked_by_clip_cov, "KlCov": _marked_by_kl_cov, "M2po": _marked_by_m2po}
+
+
+def _opsm(o: Any, now: Tensor, sampler: Tensor, a: Tensor) -> Tensor:
+    return (a >= 0) | ((sampler.sum() - now.sum()) / len(now) <= o.delta)
+
+
+def _vaco(o: Any, now: Tensor, sampler: Tensor, a: Tensor) -> Tensor:
+    rho = (now - sampler).exp()
+    return torch.tensor([(rho - 1).abs().mean() <= o.delta or (r - 1) * own <= 0 for r, own in zip(rho, a)])
+
+
+def _cppo(o: Any, now: Tensor, sampler: Tensor, a: Tensor) -> Tensor:
+    """Algorithm 1 of the paper, one token after another."""
+    apart, number, keep = (now.exp() - sampler.exp()).abs(), len(now), list[bool]()
+    ranked = apart.sort().values
+    lower = int(0.9 * (number - 1))
+    high = ranked[min(lower + 1, number - 1)]
+    quantile = ranked[lower] + (0.9 * (number - 1) - lower) * (high - ranked[lower])
+    budget = min(max(float(quantile), o.budget), o.largest_budget)
+    spent = weights = 0.0
+    for place in range(number):
+        weight = 1 - (1 - o.floor) * place / (number - 1) if number > 1 else 1.0
+        own = weight * float(apart[place])
+        returns = float(a[place] * (now[place] - sampler[place])) <= 0
+        keep.append(returns or own <= min(o.delta, o.delta + budget * weights - spent))
+        spent, weights = spent + own, weights + weight
+    return torch.tensor(keep)
+
+
+# Which tokens of a response's loss keep it in an update, by log-probs now and of the sampler, and by advantages.
+UPDATE_MASK: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    "NoUpdateMask": lambda o, now, sampler, a: torch.ones_like(now, dtype=torch.bool),
+    "Opsm": _opsm,
+    "Vaco": _vaco,
+    "Cppo": _cppo,
+}
 
 # The penalty of each token from log-probs now, of the old policy and of the reference.
 KL: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {

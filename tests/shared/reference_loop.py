@@ -99,6 +99,7 @@ class Reference:
                     sampled=rollouts.sampled_mask[place, :length],
                     sampler=rollouts.sampler_logprobs[place, :length].double(),
                     stamps=rollouts.weight_version[place, :length].tolist(),
+                    version=step.number * run.updates.number,  # of the learner, if no update was skipped
                     finished=finished,
                     right=right,
                     wanted=problem.target_length,
@@ -170,9 +171,15 @@ class Reference:
         """The KL option with the coefficient that it had in a step."""
         return replace(self.run.kl, kl_coef=step.kl_coef) if self.run.kl.adapts else self.run.kl
 
-    def old_of(self, row: Response) -> Tensor:
-        """Log-probs below the ratio."""
-        return {"Recomputed": row.prox, "Sampler": row.sampler}[type(self.run.old_policy).__name__]
+    def old_of(self, row: Response, now: Tensor | None = None) -> Tensor:
+        """Log-probs below the ratio, in an update in which the learner's are `now`."""
+        name = type(self.run.old_policy).__name__
+        if name == "LogLinear":
+            assert now is not None and row.version is not None, "it exists in updates only"
+            ages = [(row.version - stamp) / self.run.updates.number for stamp in row.stamps]
+            way = torch.tensor([(age - 1) / age if age > 1 else 0.0 for age in ages], dtype=F64)
+            return (1 - way) * row.sampler + way * now.detach()
+        return {"Recomputed": row.prox, "Sampler": row.sampler}[name]
 
     def choose_tokens(self, step: Step, rows: list[Response]) -> None:
         """The tokens of the loss."""
@@ -252,10 +259,17 @@ class Reference:
         for row, weight, (now, entropy), marks in zip(part, each, read, marked):
             if not row.in_loss.any():
                 continue
-            old, tokens = self.old_of(row), row.in_loss
+            old, tokens = self.old_of(row, now), row.in_loss
+            if run.old_policy.interpolates:
+                gap = (old - row.sampler)[tokens]
+                row.weight[tokens] = formula(formulas.CORRECTION, run.correction)(run.correction, gap)
             log_ratio = formula(formulas.IMPORTANCE, run.importance)(now, old, tokens)
             surrogate = formula(formulas.SURROGATE, run.surrogate)
             lost = surrogate(run.surrogate, now, log_ratio, row.advantages, tokens, marks) * row.weight
+            keeps = torch.ones_like(tokens)
+            inside = [values[tokens] for values in (now.detach(), row.sampler, row.advantages)]
+            keeps[tokens] = formula(formulas.UPDATE_MASK, run.update_mask)(run.update_mask, *inside)
+            lost = lost * keeps
             lost = lost + formula(formulas.KL, run.kl)(self.kl(step), now, old, row.ref)
             lost = lost + formula(formulas.ENTROPY, run.entropy)(entropy, step.entropy_coef)
             loss = loss + weight * lost[tokens].sum()
@@ -277,7 +291,7 @@ class Reference:
         place_of = {id(row): place for place, row in enumerate(rows)}
         ratio_of, parts = formula(formulas.IMPORTANCE, run.importance), []
         for row, values in zip(part, now):
-            ratio = ratio_of(values, self.old_of(row), row.in_loss).exp()
+            ratio = ratio_of(values, self.old_of(row, values), row.in_loss).exp()
             drawn = noise[place_of[id(row)], : len(values)]
             parts.append([each[row.in_loss] for each in (values, ratio, row.advantages, drawn)])
         found = formula(formulas.MARKS, run.surrogate)(run.surrogate, *map(torch.cat, zip(*parts)))

@@ -11,6 +11,7 @@ from test_golden import EXACT, LEARNER_LOGS, SAMPLED, SAMPLER_LOGS, surrogate_of
 
 from grpo_lab.tricks.convention import BoundForm, Scope
 from grpo_lab.tricks.rejection import (
+    Direction,
     SequenceMeanBinaryKl,
     SequenceMeanTv,
     SequenceOutlier,
@@ -140,10 +141,6 @@ def test_the_rest_of_a_long_response_is_that_of_a_loop(width: int) -> None:
     assert_close(discounted_rest(values, 3.0), expected, EXACT, "blocks of 96 tokens")
 
 
-# (A, log r): pushed further away are the first, third, fourth and fifth, with squares .01, .09, .25 and .01
-MOVED = [(2, 0.1), (2, -0.3), (-2, -0.3), (2, 0.5), (-2, -0.1)]
-
-
 @pytest.mark.parametrize(
     ("bound", "dropped"),
     [
@@ -180,11 +177,24 @@ def test_m2po_drops_the_largest_until_the_mean_of_the_rest_is_small(bound: float
         (SequenceMeanTv(False, 0.0449), [1, 1, 1]),
         (SequenceMeanTv(False, 0.0448), [0, 0, 0]),
         # .0497871 ln(1/ratio) + .9502129 ln(.9502129 / (1 - .0497871 ratio)): .00093, .05049, .00994, mean .02045
-        (TokenBinaryKl(False, 0.0506), [1, 1, 1]),
-        (TokenBinaryKl(False, 0.0504), [1, 0, 1]),
-        (TokenBinaryKl(False, 0.0099), [1, 0, 0]),
-        (SequenceMeanBinaryKl(False, 0.0205), [1, 1, 1]),
-        (SequenceMeanBinaryKl(False, 0.0204), [0, 0, 0]),
+        (TokenBinaryKl(False, 0.0506, Direction.sampler_to_old), [1, 1, 1]),
+        (TokenBinaryKl(False, 0.0504, Direction.sampler_to_old), [1, 0, 1]),
+        (TokenBinaryKl(False, 0.0099, Direction.sampler_to_old), [1, 0, 0]),
+        (SequenceMeanBinaryKl(False, 0.0205, Direction.sampler_to_old), [1, 1, 1]),
+        (SequenceMeanBinaryKl(False, 0.0204, Direction.sampler_to_old), [0, 0, 0]),
+        # KPop's other direction: p ln(p / .0497871) + (1 - p) ln((1 - p) / .9502129), p = ratio * .0497871:
+        # .00099, .06993, .00796, mean .02629
+        (TokenBinaryKl(False, 0.0700, Direction.old_to_sampler), [1, 1, 1]),
+        (TokenBinaryKl(False, 0.0699, Direction.old_to_sampler), [1, 0, 1]),
+        (TokenBinaryKl(False, 0.0079, Direction.old_to_sampler), [1, 0, 0]),
+        (SequenceMeanBinaryKl(False, 0.0263, Direction.old_to_sampler), [1, 1, 1]),
+        (SequenceMeanBinaryKl(False, 0.0262, Direction.old_to_sampler), [0, 0, 0]),
+        # the larger of the two of each token: .00099, .06993, .00994, mean .02695
+        (TokenBinaryKl(False, 0.0099, Direction.either), [1, 0, 0]),
+        (TokenBinaryKl(False, 0.0100, Direction.either), [1, 0, 1]),
+        (TokenBinaryKl(False, 0.0700, Direction.either), [1, 1, 1]),
+        (SequenceMeanBinaryKl(False, 0.0270, Direction.either), [1, 1, 1]),
+        (SequenceMeanBinaryKl(False, 0.0269, Direction.either), [0, 0, 0]),
     ],
     ids=repr,
 )

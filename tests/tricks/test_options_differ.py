@@ -49,8 +49,9 @@ from grpo_lab.tricks.entropy import Adaptive, Bonus, HighEntropyTokens, NoEntrop
 from grpo_lab.tricks.group_filter import Drop, Keep, Signal
 from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken, Token
 from grpo_lab.tricks.kl import AdaptiveK1Reward, AdaptiveK3Loss, K1Reward, K2Loss, K3Loss, K3Unbiased, NoKl
-from grpo_lab.tricks.old_policy import Recomputed, Sampler
+from grpo_lab.tricks.old_policy import LogLinear, Recomputed, Sampler
 from grpo_lab.tricks.rejection import (
+    Direction,
     NoRejection,
     SequenceMaxK2,
     SequenceMaxK3,
@@ -127,6 +128,7 @@ from grpo_lab.tricks.token_credit import (
     Uncertainty,
 )
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
+from grpo_lab.tricks.update_mask import Cppo, NoUpdateMask, Opsm, Vaco
 from grpo_lab.types import Microbatching
 
 OPTIONS = {
@@ -158,7 +160,7 @@ OPTIONS = {
         BackwardCorrection(0.1, 0.2, 1.0, -1.0),
     ),
     "group_filter": (Keep(), Drop(signal=Signal.outcome), Drop(signal=Signal.reward)),
-    "old_policy": (Recomputed(), Sampler()),
+    "old_policy": (Recomputed(), Sampler(), LogLinear()),
     "correction": (
         NoCorrection(),
         TisToken(cap=1.1, floor=0.0),
@@ -215,12 +217,14 @@ OPTIONS = {
         SequenceMeanTv(False, 0.002),
         SequenceMeanTv(False, 0.015),
         SequenceMeanTv(True, 0.015),
-        TokenBinaryKl(False, 0.002),
-        TokenBinaryKl(False, 0.003),
-        TokenBinaryKl(True, 0.002),
-        SequenceMeanBinaryKl(False, 0.002),
-        SequenceMeanBinaryKl(False, 0.003),
-        SequenceMeanBinaryKl(True, 0.02),
+        TokenBinaryKl(False, 0.002, Direction.sampler_to_old),
+        TokenBinaryKl(False, 0.003, Direction.sampler_to_old),
+        TokenBinaryKl(True, 0.002, Direction.sampler_to_old),
+        TokenBinaryKl(False, 0.002, Direction.old_to_sampler),
+        TokenBinaryKl(False, 0.002, Direction.either),
+        SequenceMeanBinaryKl(False, 0.002, Direction.sampler_to_old),
+        SequenceMeanBinaryKl(False, 0.003, Direction.sampler_to_old),
+        SequenceMeanBinaryKl(True, 0.02, Direction.sampler_to_old),
     ),
     "baseline": (
         GroupMean(Singleton.zero),
@@ -384,6 +388,18 @@ OPTIONS = {
         M2po(0.06, Scope.microbatch),
         M2po(0.08, Scope.step),
     ),
+    "update_mask": (
+        NoUpdateMask(),
+        Opsm(0.02),
+        Opsm(0.1),
+        Vaco(0.2),
+        Vaco(0.5),
+        Cppo(0.05, 0.02, 0.04, 0.8),
+        Cppo(0.03, 0.02, 0.04, 0.8),
+        Cppo(0.05, 0.01, 0.04, 0.8),
+        Cppo(0.05, 0.02, 0.02, 0.8),
+        Cppo(0.05, 0.02, 0.04, 0.5),
+    ),
     "aggregation": (
         SequenceMean(0.0),
         SequenceMean(0.5),
@@ -469,7 +485,9 @@ def golden_batch() -> Scene:
     chosen = torch.arange(6)[None, :] < torch.tensor(lengths)[:, None]
     graded = replace(graded, logprob=torch.where(chosen, sampler, 0.0).sum(dim=1).reshape(5, 4))
     ref = logprobs + 0.8 * torch.cos(0.6 * steps)
-    return Scene(make_rollouts(lengths, 4, sampler=sampler), graded, logprobs, old, ref)
+    rollouts = make_rollouts(lengths, 4, sampler=sampler)
+    rollouts = replace(rollouts, weight_version=torch.arange(120).reshape(20, 6) % 4)  # ages up to three updates
+    return Scene(rollouts, graded, logprobs, old, ref)
 
 
 @cache

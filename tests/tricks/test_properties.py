@@ -45,6 +45,7 @@ from loss_options import (
     SCALES,
     SURROGATES,
     TOKEN_CREDITS,
+    UPDATE_MASKS,
     label,
 )
 from torch import Tensor
@@ -146,6 +147,7 @@ def asides() -> list[dict[str, object]]:
         "correction": CORRECTIONS,
         "rejection": REJECTIONS,
         "token_credit": TOKEN_CREDITS,
+        "update_mask": UPDATE_MASKS,
         "kl": KLS,
         "entropy": ENTROPIES,
     }
