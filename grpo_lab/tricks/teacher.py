@@ -136,9 +136,10 @@ class SelfDistillation(Teacher, ABC):
     reward_weight * A_t and still counts in the denominators.
 
     Differs from OnPolicyDistillation: no second model is loaded. `policy=reference` takes the reference's weights: the
-    policy at the start with reference=frozen, an average of the learner with reference=ema. Differs from the papers,
-    which compute a divergence over the vocabulary or its top tokens: here the log-prob of the sampled token stands for
-    it, as in OnPolicyDistillation, in TRL's SDPO by default and in an option of OPSD's code.
+    policy at the start with reference=frozen, an average of the learner with reference=ema. `policy=current` takes the
+    learner's; OPSD's authors warn that this may be unstable. Differs from the papers, which compute a divergence over
+    the vocabulary or its top tokens: here the log-prob of the sampled token stands for it, as in OnPolicyDistillation,
+    in TRL's SDPO by default and in an option of OPSD's code.
     """
 
     prompt: str  # what stands in place of the question, with {question} and what the teacher is shown in it
