@@ -122,13 +122,20 @@ def list_metrics(_: argparse.Namespace) -> None:
 
 
 def list_tricks(arguments: argparse.Namespace) -> None:
-    """Print axes and options, one line each, or the tables of conf/README.md and conf/recipes.md."""
+    """Print axes and options, one line each, or the tables of conf/README.md, conf/recipes.md and conf/left_out.md."""
     from grpo_lab.config.hydra_setup import bootstrap
 
     bootstrap()
-    from grpo_lab.config.catalogue import ingredients_table, papers_table, recipes_table, tricks_list, tricks_table
+    from grpo_lab.config.catalogue import (
+        ingredients_table,
+        left_out_table,
+        papers_table,
+        recipes_table,
+        tricks_list,
+        tricks_table,
+    )
 
-    tables = (tricks_table, papers_table, recipes_table, ingredients_table)
+    tables = (tricks_table, papers_table, recipes_table, ingredients_table, left_out_table)
     say("\n\n".join(table() for table in tables) if arguments.markdown else tricks_list())
 
 

@@ -134,6 +134,15 @@ def papers_table() -> str:
     return "\n".join(lines)
 
 
+def left_out_table() -> str:
+    """Published tricks that are not implemented as a markdown table: name, arXiv id and the reason."""
+    found = yaml.safe_load((conf_folder() / "left_out.yaml").read_text())
+    lines = ["| not implemented | arXiv | why |", "|---|---|---|"]
+    named = sorted(found.items(), key=lambda entry: entry[0].lower())
+    lines += [f"| {name} | {entry['arxiv'] or '-'} | {entry['why']} |" for name, entry in named]
+    return "\n".join(lines)
+
+
 def recipes_table() -> str:
     """The recipes as a markdown table: the option each selects on each axis; `-` for the plain option."""
     recipes = recipe_overrides()
@@ -198,6 +207,7 @@ def documented() -> dict[Path, str]:
         root / "README.md": _with_counts,
         root / "conf" / "README.md": partial(with_tables, tables=_OPTIONS),
         root / "conf" / "recipes.md": partial(with_tables, tables=_RECIPES),
+        root / "conf" / "left_out.md": partial(with_tables, tables=_LEFT_OUT),
     }
     for path in pages:
         if not path.is_file():
@@ -219,6 +229,7 @@ _RECIPES = {
     "| recipe | there ": ingredients_table,
     "| recipe | curriculum ": recipes_table,
 }
+_LEFT_OUT = {"| not implemented | ": left_out_table}
 
 
 def with_tables(path: Path, tables: Mapping[str, Callable[[], str]]) -> str:

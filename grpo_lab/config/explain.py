@@ -84,7 +84,7 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         lines.append(("R_t", f"R at the last token{penalised}; 0 elsewhere"))
     if run.baseline.needs_critic:
         lines.append(("V", _critic(run.critic)))
-    if kl.needs_reference and not run.reference.is_no_op:
+    if (kl.needs_reference or run.teacher.reads_reference) and not run.reference.is_no_op:
         lines.append(("ref", run.reference.written()))
     if reads_old:
         lines.append(("old", run.old_policy.written()))

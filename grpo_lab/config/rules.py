@@ -161,6 +161,13 @@ ERRORS: tuple[Rule, ...] = (
         "set group_size to at least 2, or reward_shaping=none",
     ),
     Rule(
+        "teacher_needs_a_group",
+        ("teacher", "group_size"),
+        lambda run: run.teacher.group_relative and run.group_size < 2,
+        "the teacher is shown another response of the group, and there is none",
+        "set group_size to at least 2, or choose a teacher that is shown the answer, teacher=opsd",
+    ),
+    Rule(
         "updates_divide_the_problems",
         ("updates", "problems_per_step"),
         lambda run: run.problems_per_step % run.updates.minibatches != 0,
@@ -735,10 +742,10 @@ WARNINGS: tuple[Rule, ...] = (
     ),
     Rule(
         "reference_is_not_read",
-        ("reference", "kl"),
-        lambda run: run.reference.changes and not run.kl.needs_reference,
-        "without a kl to the reference, changes of the reference have no effect",
-        "choose a kl, or reference=frozen",
+        ("reference", "kl", "teacher"),
+        lambda run: run.reference.changes and not (run.kl.needs_reference or run.teacher.reads_reference),
+        "neither a kl nor a teacher reads the reference, so its changes have no effect",
+        "choose a kl or a teacher that reads it, or reference=frozen",
         no_op=True,
     ),
     Rule(
@@ -818,7 +825,7 @@ def broken_rules(run: RunConfig) -> BrokenRules:
 # Dotted key of a slot or a field -> whether this run never reads it, since what would is switched off.
 _UNREAD_KEYS: dict[str, Callable[[RunConfig], bool]] = {
     "critic": lambda run: not run.baseline.needs_critic,
-    "reference": lambda run: not run.kl.needs_reference,
+    "reference": lambda run: not (run.kl.needs_reference or run.teacher.reads_reference),
     "optimizer.final_share": lambda run: getattr(run.optimizer, "decay", None) is Decay.constant,
     "optimizer.decay_share": lambda run: getattr(run.optimizer, "decay", None) in (Decay.constant, Decay.cosine),
     "model.lora.alpha": lambda run: run.model.loading().lora is None,

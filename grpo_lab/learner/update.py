@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
+from grpo_lab.run.teacher import PrivilegedPrompts
 from grpo_lab.seeding import rollout_uniforms
 from grpo_lab.tracking.activity import doing
 from grpo_lab.tracking.metrics import CLIP_FRACTION, UNLIKE_PPO
@@ -37,8 +39,9 @@ class BeforeUpdates:
     `logprobs`, `entropy` and `collision` are the learner's, `values` the critic's; each is None when nothing needs it.
     `collision` is the sum over the vocabulary of squared probabilities at each sampled token. `rejected` is the record
     after rejection. `graded` also has the KL penalty in its reward, and `kl_penalties` is that penalty per token.
-    `learner_share` is as in `Batch`. `accepted_mask` are the tokens that rejection left in, `loss_mask` those in the
-    loss. `metrics` describe what the tricks of this stage did.
+    `learner_share` is as in `Batch`. `accepted_mask` are the tokens that rejection left in, `teacher_mask` those that a
+    teacher scored (every sampled one without a teacher), `loss_mask` those in the loss. `metrics` describe what the
+    tricks of this stage did.
     """
 
     logprobs: Float[Tensor, "N T"] | None
@@ -54,6 +57,7 @@ class BeforeUpdates:
     rejected: Graded
     graded: Graded
     accepted_mask: Bool[Tensor, "N T"]
+    teacher_mask: Bool[Tensor, "N T"]
     loss_mask: Bool[Tensor, "N T"]
     metrics: dict[str, float]
 
@@ -182,7 +186,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     """
     sampled, sampler = rollouts.sampled_mask, rollouts.sampler_logprobs
     logprobs = entropy = collision = reference = taught = weights = values = None
-    accepted, rejected, metrics, kl = sampled, filtered, {}, tricks.kl.at(state.kl_coef)
+    accepted, scored, rejected, metrics, kl = sampled, sampled, filtered, {}, tricks.kl.at(state.kl_coef)
     noise = partial(rollout_uniforms, rollouts, tricks.seed, step=state.account.steps)
     if tricks.needs_collision:
         logprobs, collision = _batch_logprobs(state, state.learner, rollouts, False, collision=True)
@@ -198,6 +202,8 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         taught = state.teacher.logprobs(
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
+    elif state.privileged is not None:
+        taught, scored = _privileged_logprobs(state, state.privileged, rollouts, filtered.outcome)
     if logprobs is not None:
         weights = correction_weights(tricks, rollouts, logprobs, noise) if share is None else None
         accepted = accepted_tokens(tricks, rollouts, logprobs, filtered.in_loss.flatten(), noise)
@@ -216,9 +222,9 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     if share is not None:  # the correction acts in the updates
         metrics.pop("active_fraction/correction")
         metrics.pop("mismatch/bounded", None)
-    if taught is not None and sampled.any():
+    if taught is not None and scored.any():
         assert old is not None, "needs_logprobs has it computed"
-        metrics["teacher/reverse_kl"] = float((old - taught)[sampled].double().mean())
+        metrics["teacher/reverse_kl"] = float((old - taught)[scored].double().mean())
     return BeforeUpdates(
         logprobs,
         entropy,
@@ -233,6 +239,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
         rejected,
         graded,
         accepted,
+        scored,
         chosen,
         metrics,
     )
@@ -344,7 +351,8 @@ def make_inputs(
 ) -> StepInputs:
     """Stage 9: the inputs of the loss for all rows; token credit, then a teacher, change single tokens' advantages."""
     rewarded = credited(token_credit, before, advantages)
-    learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, before.accepted_mask)
+    scored = before.accepted_mask & before.teacher_mask
+    learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, scored)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
         before.correction_weights, entropy_coef, before.graded.outcome.flatten() > 0.5, before.learner_share,
@@ -404,6 +412,19 @@ def _batch_logprobs(
         model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy,
         collision,
     )  # fmt: skip
+
+
+def _privileged_logprobs(
+    state: RunState, prompts: PrivilegedPrompts, rollouts: Rollouts, outcome: Float[Tensor, "P G"]
+) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
+    """The policy's log-probs of its own tokens behind the teacher's prompts, and which tokens have one; 0 elsewhere."""
+    found, scored = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(rollouts.sampled_mask)
+    rows, behind = prompts.behind(rollouts, outcome)
+    if rows:
+        with state.as_reference() if prompts.plan.reads_reference else nullcontext(state.learner) as model:
+            found[rows], _ = _batch_logprobs(state, model, behind, with_entropy=False)
+        scored[rows] = behind.sampled_mask
+    return found, scored
 
 
 def step_noise(

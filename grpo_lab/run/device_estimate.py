@@ -66,7 +66,8 @@ def _shape(config: PreTrainedConfig, model: PreTrainedModel) -> ModelShape:
 def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 1) -> MemoryEstimate:
     """The memory of `run` on each of `ranks` devices, with prompts of at most `longest_prompt` tokens."""
     engine, loading = run.engine, run.model.loading()
-    held = _policy_bytes(size, loading, run.kl.needs_reference, run.reference.changes, run.evaluation.initial_kl)
+    needs_reference = run.kl.needs_reference or run.teacher.reads_reference
+    held = _policy_bytes(size, loading, needs_reference, run.reference.changes, run.evaluation.initial_kl)
     if run.baseline.needs_critic and run.critic.owns_trunk:
         held["the critic's weights and moments, float32"] = 3 * FP32 * _trunk(size)
     left_out = _add_teacher(run.teacher, held)

@@ -37,7 +37,14 @@ from grpo_lab.run.checkpoint import load_shards
 from grpo_lab.run.evaluate import Suite, make_suites
 from grpo_lab.run.lengths import TRAINING, at_their_longest, check_lengths, fitting
 from grpo_lab.run.prompts import Prompts, read_prompts
-from grpo_lab.run.teacher import LiveTeacher, find_teacher, open_teacher
+from grpo_lab.run.teacher import (
+    LiveTeacher,
+    PrivilegedPrompts,
+    check_privileged,
+    find_teacher,
+    open_teacher,
+    privileged_prompts,
+)
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
 from grpo_lab.tasks.base import Template
 from grpo_lab.tricks.base import Trick
@@ -56,6 +63,7 @@ class RunState:
     the run, `suites_between` in between. `reference` and `initial` are None where they are not needed, and where they
     are the learner without its adapter. `kept` are the weights of the latest syncs by version, if evaluation asks the
     weights that sampled a batch and the schedule lets them lag behind the learner.
+    `teacher` is another model, `privileged` the prompts of a policy that is its own teacher; None without either.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
     `account` count the work so far. `entropy_coef` is the entropy trick's state and `kl_coef` the kl trick's.
     `memories` are what the options of the axes remember, by axis. `probe_best` is the best verifier outcome of each
@@ -74,6 +82,7 @@ class RunState:
     initial: PreTrainedModel | None
     critic: LiveCritic | None
     teacher: LiveTeacher | None
+    privileged: PrivilegedPrompts | None
     session: EngineSession
     optimizer: torch.optim.Optimizer
     model_flops: ModelFlops
@@ -299,6 +308,8 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     check_lengths(limits, context_length(base), prompts.longest)
     check_lengths(limits, limits.context, prompts.longest, "engine.context")
     run.truncation.check(tools_for(tokenizer))
+    if privileged := privileged_prompts(run.teacher, run.template, tokenizer, base):
+        check_privileged(privileged, base, longest, run.engine.max_tokens)
     return Inputs(replace(training, problems=problems), suites, base, tokenizer, prompts, [*short.notes, *left_out])
 
 
@@ -394,7 +405,7 @@ def open_state(
 
     packs = settled(learner, run.packing)
     reference = None
-    if run.kl.needs_reference and (loading.lora is None or run.reference.changes):
+    if (run.kl.needs_reference or run.teacher.reads_reference) and (loading.lora is None or run.reference.changes):
         reference = frozen_start()
         packs = settled(reference, packs)
     initial = None
@@ -427,6 +438,7 @@ def open_state(
         initial=initial,
         critic=critic,
         teacher=teacher,
+        privileged=privileged_prompts(run.teacher, run.template, tokenizer, base),
         session=divided(run.engine.open(folder, run.sampler_precision, device), run.engine.ranks_a_model),
         optimizer=run.optimizer.build(one for one in learner.parameters() if one.requires_grad),
         model_flops=model_flops,

@@ -129,6 +129,9 @@ CASES = (
         ("learner_precision=bf16", "learner_precision=fp32", "sft=none"),
     ),
     Case(
+        "teacher_needs_a_group", "teacher=sdpo scale=none baseline=none group_size=1", ("group_size=2", "teacher=opsd")
+    ),
+    Case(
         "teacher_speaks_of_tokens",
         "teacher=on_policy teacher.path=there scale=none importance=sequence surrogate=ppo_gspo",
         ("importance=token", "importance=sequence_token", "surrogate=reinforce updates=one"),
@@ -386,7 +389,11 @@ CASES = (
         "pass_rate=difficulty",
         ("curriculum=easy_to_hard", "curriculum=kimi", "pass_rate=kimi"),
     ),
-    Case("reference_is_not_read", "reference=ema", ("kl=k3_loss", "kl=k1_reward", "reference=frozen")),
+    Case(
+        "reference_is_not_read",
+        "reference=ema",
+        ("kl=k3_loss", "kl=k1_reward", "reference=frozen", "teacher=opsd scale=none"),
+    ),
     Case(
         "rate_is_for_small_models",
         "model=hf model.path=there optimizer=adamw",
@@ -537,6 +544,8 @@ def values_of(fact: str) -> list[Any]:
         "pass_rate.ranks": [False, True],
         "template.interruption": ["", "#"],
         "teacher.replaces_reward": [False, True],
+        "teacher.group_relative": [False, True],
+        "teacher.reads_reference": [False, True],
         "engine.top_p": [0.9, 1.0],
         "optimizer.learning_rate": [1e-6, 1e-4],
         "model.highest_rate": [5e-5, math.inf],
@@ -656,6 +665,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "scale_needs_a_group": lambda f: f["group_size"] == 1 and f["scale.group_relative"],
     "filter_needs_a_group": lambda f: f["group_size"] == 1 and f["group_filter.removes_rows"],
     "shaping_needs_a_group": lambda f: f["group_size"] == 1 and f["reward_shaping.group_relative"],
+    "teacher_needs_a_group": lambda f: f["teacher.group_relative"] and f["group_size"] == 1,
     "updates_divide_the_problems": lambda f: f["problems_per_step"] % f["updates.minibatches"] > 0,
     "critic_divides_the_problems": lambda f: (
         f["baseline.needs_critic"] and f["problems_per_step"] % f["critic.minibatches"] > 0
@@ -814,7 +824,9 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "microbatches_matter": lambda f: (
         not f["aggregation.invariant"] or f["surrogate.mark_scope"] not in (None, Scope.step)
     ),
-    "reference_is_not_read": lambda f: not f["kl.needs_reference"] and f["reference.changes"],
+    "reference_is_not_read": lambda f: (
+        f["reference.changes"] and not f["kl.needs_reference"] and not f["teacher.reads_reference"]
+    ),
     "top_p_biases_the_ratio": lambda f: f["engine.top_p"] != 1,
     "rate_is_for_small_models": lambda f: f["optimizer.learning_rate"] > f["model.highest_rate"],
     "sft_rate_is_for_small_models": lambda f: f["sft.rate"] > f["model.highest_rate"],

@@ -200,9 +200,12 @@ def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
         "optimizer.learning_rate=1e-3",
     ]  # fmt: skip
     teacher = ["teacher=with_reward", f"teacher.path={tiny_base}", "budget.amount=2", "updates=one"]
+    hinted = ["scale=none", "budget.amount=2", "updates=one", "reference=ema"]
     runs = VARIANTS | {
         "adapter": adapter,
         "teacher": teacher,
+        "opsd": [*hinted, "teacher=opsd", "teacher.prompt='{answer}#{question}'"],
+        "sdpo": [*hinted, "teacher=sdpo", "teacher.prompt='{response}+{question}'", "teacher.policy=reference"],
         "filtered": [
             "pass_rate=solvable",
             "sft=rejection_sampling",
@@ -217,7 +220,7 @@ def variants(tmp_path_factory, tiny_base: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", [*VARIANTS, "adapter", "teacher", "filtered"])
+@pytest.mark.parametrize("name", [*VARIANTS, "adapter", "teacher", "opsd", "sdpo", "filtered"])
 def test_precisions_adapters_and_marks_are_the_same_too(variants: tuple[Path, Path], name: str) -> None:
     one, two = variants
     same_gradients(one, two, name)

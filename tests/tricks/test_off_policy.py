@@ -141,6 +141,10 @@ def test_the_rest_of_a_long_response_is_that_of_a_loop(width: int) -> None:
     assert_close(discounted_rest(values, 3.0), expected, EXACT, "blocks of 96 tokens")
 
 
+# (A, log r): pushed further away are the first, third, fourth and fifth, with squares .01, .09, .25 and .01
+MOVED = [(2, 0.1), (2, -0.3), (-2, -0.3), (2, 0.5), (-2, -0.1)]
+
+
 @pytest.mark.parametrize(
     ("bound", "dropped"),
     [
