@@ -139,6 +139,22 @@ ERRORS: tuple[Rule, ...] = (
         "set learner_precision=bf16 or fp32, or a baseline without a critic",
     ),
     Rule(
+        "critic_has_adams_rate",
+        ("baseline", "optimizer"),
+        lambda run: run.baseline.needs_critic and not run.optimizer.scale_invariant,
+        "the critic is trained by the same optimiser, and critic.learning_rate is AdamW's: with steps as large as the "
+        "gradient it means something else",
+        "set optimizer=adamw or muon, or a baseline without a critic",
+    ),
+    Rule(
+        "sft_has_adams_rate",
+        ("sft", "optimizer"),
+        lambda run: not run.sft.is_no_op and not run.optimizer.scale_invariant,
+        "fine-tuning uses the same optimiser, and sft.learning_rate is AdamW's: with steps as large as the gradient it "
+        "means something else",
+        "set optimizer=adamw or muon, or sft=none",
+    ),
+    Rule(
         "sft_has_no_loss_scale",
         ("sft", "learner_precision"),
         lambda run: not run.sft.is_no_op and run.learner_precision.scales_loss,
@@ -600,7 +616,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "rate_is_for_small_models",
         ("optimizer", "model"),
-        lambda run: run.optimizer.learning_rate > run.model.highest_rate,
+        lambda run: run.optimizer.scale_invariant and run.optimizer.learning_rate > run.model.highest_rate,
         "published runs train all weights of a pretrained model at 1e-7 to 1e-5; a higher rate is likely to break it",
         "set optimizer=adamw_pretrained, or optimizer.learning_rate to a rate near 1e-6",
     ),
