@@ -139,6 +139,27 @@ ERRORS: tuple[Rule, ...] = (
         "set learner_precision=bf16 or fp32, or a baseline without a critic",
     ),
     Rule(
+        "learner_is_not_quantized",
+        ("learner_precision",),
+        lambda run: run.learner_precision.quantizes,
+        "this precision is a sampler's: no gradient passes through its rounding",
+        "set learner_precision=bf16, and sampler_precision=fp8_simulated",
+    ),
+    Rule(
+        "engine_does_not_simulate_fp8",
+        ("sampler_precision", "engine"),
+        lambda run: run.sampler_precision.quantizes and not run.engine.simulates_fp8,
+        "only the native engine simulates FP8, and a weight sync to vLLM writes into layers of half precision",
+        "set engine=native, or sampler_precision=bf16",
+    ),
+    Rule(
+        "graphs_do_not_round_inputs",
+        ("sampler_precision", "engine"),
+        lambda run: run.sampler_precision.quantizes_inputs and getattr(run.engine, "cuda_graphs", False),
+        "the recorded decoding step joins layers in kernels that do not round their inputs",
+        "set engine.cuda_graphs=false, or sampler_precision.activations=false",
+    ),
+    Rule(
         "critic_has_adams_rate",
         ("baseline", "optimizer"),
         lambda run: run.baseline.needs_critic and not run.optimizer.scale_invariant,
