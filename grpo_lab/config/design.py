@@ -33,6 +33,7 @@ FIRST_WORLD = "world=arithmetic"  # the default when the first experiments were 
 RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
 ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
 RANK, SHARE = "rank/", "sharpening_share"
+MATCHED = "matched_norm"  # what the matched twin of an arm has beyond it; behind `_` the end of its name
 _AXES = ", ".join(metric.name.removeprefix("budget/") for metric in REGISTRY if metric.name.startswith("budget/"))
 
 
@@ -61,6 +62,13 @@ class Collapsed(Enum):
 
     zero = "zero"
     last = "last"
+
+
+class Match(Enum):
+    """What a second run of each arm has in common with the control; `none`: there is no second run."""
+
+    none = "none"
+    update_norm = "update_norm"
 
 
 @dataclass(frozen=True)
@@ -176,7 +184,8 @@ class Design:
     their overrides instead; its arms and control follow from the kind. With `bases` every seed has one base model,
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
     over steps must be from its control's; an arm that is nearer fails its manipulation check. `collapsed` sets the
-    final value of runs whose loss was not finite. `margin` is the largest difference on the primary metric that does
+    final value of runs whose loss was not finite. With `match` every arm but the control has a twin, named in `arms` too,
+    whose learning rate a pilot chooses. `margin` is the largest difference on the primary metric that does
     not matter, in its unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns`
     replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims` says what sources
     expect of predictions. `superseded` names an experiment that asked the same again. These four decide nothing, so the
@@ -245,6 +254,13 @@ class Design:
     tuning: Annotated[
         Tuning | None, Key("numbers that every arm chooses for itself first", "entries, below", "none")
     ] = None
+    match: Annotated[
+        Match,
+        Key(
+            "beside each arm X an arm X_matched_norm, at the learning rate at which its mean train/update_norm in a pilot "
+            "equals the control's"
+        ),
+    ] = Match.none
     parts: Annotated[Mapping[str, Part], Key("named parts of the whole", "NAME: entries, below", "none")] = field(
         default_factory=dict
     )
@@ -287,7 +303,7 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims", "superseded")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": (), "exploratory": False}
+        unused |= {"bases": (), "requires": {}, "tuning": None, "match": Match.none, "counts": (), "quantities": (), "exploratory": False}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -311,11 +327,17 @@ class Design:
 
         If every arm sets a key, the control's value of that key is not a trick.
         """
+        if (plain := self.plain_of(arm)) != arm:
+            return self.contents(plain) | {MATCHED}
         if self.kind is not Kind.arms:
             return _combinations(self.kind, tuple(self.tricks), self.control if self.exploratory else "")[arm]
         every = set.intersection(*({word.partition("=")[0] for word in words} for words in self.arms.values()))
         chosen = {word for word in self.arms[self.control] if word.partition("=")[0] in every}
         return frozenset(self.arms[arm]) - chosen
+
+    def plain_of(self, arm: str) -> str:
+        """The arm of which this one is the twin with a matched update norm; itself for another."""
+        return arm if self.match is Match.none else arm.removesuffix(f"_{MATCHED}")
 
     def chosen(self) -> Part:
         """The arms, levels and seeds to run now."""
@@ -355,6 +377,9 @@ def read_design(node: Any) -> Design:
         if not node.get(name) and not (exploratory and name == "prediction"):
             raise ValueError(f"design.{name} is missing: an experiment states it before its first run")
     arms = _override_lists("arms", node["arms"])
+    match = _choice("match", Match, node.get("match", "none"))
+    if match is not Match.none:
+        arms |= _matched(arms, str(node["control"]), "tuning" in node)
     levels = _override_lists("levels", node.get("levels") or {"": []})
     if ("factor" in node) != ("levels" in node):
         raise ValueError("design.factor names what design.levels vary: give both or neither")
@@ -392,6 +417,7 @@ def read_design(node: Any) -> Design:
         requires=_requires(node.get("requires") or {}),
         margin=_margin(node.get("margin")),
         tuning=tuning,
+        match=match,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
         superseded=str(node.get("superseded", "")),
         exploratory=exploratory,
@@ -399,6 +425,19 @@ def read_design(node: Any) -> Design:
     )
     _check_names(design)
     return design
+
+
+def _matched(arms: Mapping[str, tuple[str, ...]], control: str, tuned: bool) -> dict[str, tuple[str, ...]]:
+    """The twins of all arms but the control. Raises ValueError where arms choose their learning rates otherwise."""
+    if tuned:
+        raise ValueError(
+            "design.match sets the learning rate by the control's update norm, and design.tuning tunes every arm: "
+            "remove one of the two"
+        )
+    twins = {f"{arm}_{MATCHED}": words for arm, words in arms.items() if arm != control}
+    if taken := [arm for arm in arms if arm.endswith(f"_{MATCHED}")]:
+        raise ValueError(f"design.arms.{taken[0]}: rename it: design.match adds the arms that end in _{MATCHED}")
+    return twins
 
 
 def _names(choices: type[Enum]) -> str:
