@@ -184,9 +184,9 @@ class Design:
     their overrides instead; its arms and control follow from the kind. With `bases` every seed has one base model,
     `base_of`, so that seeds are nested in bases. `requires` maps an arm to metrics, and each to how far the arm's mean
     over steps must be from its control's; an arm that is nearer fails its manipulation check. `collapsed` sets the
-    final value of runs whose loss was not finite. With `match` every arm but the control has a twin, named in `arms` too,
-    whose learning rate a pilot chooses. `margin` is the largest difference on the primary metric that does
-    not matter, in its unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns`
+    final value of runs whose loss was not finite. With `match` every arm but the control has a twin, also in `arms`,
+    whose learning rate a pilot chooses. `margin` is the largest difference on the primary metric that does not
+    matter, in its unit. With `tuning` every arm first chooses numbers of its own, on other seeds. `columns`
     replaces the usual metrics of its table, `changes` lists arms whose meaning changed, and `claims` says what sources
     expect of predictions. `superseded` names an experiment that asked the same again. These four decide nothing, so the
     fingerprint leaves them out.
@@ -257,8 +257,8 @@ class Design:
     match: Annotated[
         Match,
         Key(
-            "beside each arm X an arm X_matched_norm, at the learning rate at which its mean train/update_norm in a pilot "
-            "equals the control's"
+            "beside each arm X an arm X_matched_norm, at the learning rate at which its mean train/update_norm in a "
+            "pilot equals the control's"
         ),
     ] = Match.none
     parts: Annotated[Mapping[str, Part], Key("named parts of the whole", "NAME: entries, below", "none")] = field(
@@ -303,7 +303,15 @@ class Design:
         left_out = ("part", "parts", "columns", "changes", "claims", "superseded")
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
-        unused |= {"bases": (), "requires": {}, "tuning": None, "match": Match.none, "counts": (), "quantities": (), "exploratory": False}
+        unused |= {
+            "bases": (),
+            "requires": {},
+            "tuning": None,
+            "match": Match.none,
+            "counts": (),
+            "quantities": (),
+            "exploratory": False,
+        }
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)

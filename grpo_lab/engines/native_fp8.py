@@ -27,9 +27,7 @@ def simulate_fp8(model: PreTrainedModel, activations: bool) -> frozenset[str]:
     `activations`: let them round their inputs too, token by token. Raises ValueError for a model without linear layers.
     """
     head = model.get_output_embeddings()
-    layers = {
-        name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head
-    }
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
     if not layers:
         raise ValueError(
             f"sampler_precision=fp8_simulated rounds linear layers, and {type(model).__name__} has none: choose "

@@ -1,7 +1,7 @@
 """Matched update norms: the learning rate at which an arm's updates are as large as its control's.
 
-Before the first run, pilots measure the mean `train/update_norm` of every arm and of its control at each level. The rate
-of an arm's twin is scaled by their ratio, tried in a pilot of its own, and corrected while that is off. The
+Before the first run, pilots measure the mean `train/update_norm` of every arm and of its control at each level. The
+rate of an arm's twin is scaled by their ratio, tried in a pilot of its own, and corrected while that is off. The
 pilots are those of pilot.py, on the same seed and in the same folders. What was found is kept in the sweep's record, so
 that a sweep goes on with it.
 """
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.utils import JobReturn
 
@@ -101,9 +102,7 @@ def run_matching(console: Terminal, matching: Matching, launch: Launch) -> list[
     factors = dict.fromkeys(open_, 1.0)
     after = {(level, arm): norms[level, design.plain_of(arm)] for level, arm in open_}
     for trial in range(_TRIALS):
-        off = [
-            place for place in open_ if abs(after[place] / norms[place[0], design.control] - 1) > TOLERANCE
-        ]
+        off = [place for place in open_ if abs(after[place] / norms[place[0], design.control] - 1) > TOLERANCE]
         if not off:
             break
         for place in off:
@@ -116,19 +115,27 @@ def run_matching(console: Terminal, matching: Matching, launch: Launch) -> list[
         rate = _rate(matching, place, factors[place])
         found.append(
             MatchedNorm(
-                level, arm, of, rate / matching.rates[level, of], rate, norms[level, design.control], norms[level, of],
-                after[place], pilot_seed(design), matching.keys[place],
-            )  # fmt: skip
+                level,
+                arm,
+                of,
+                rate / matching.rates[level, of],
+                rate,
+                norms[level, design.control],
+                norms[level, of],
+                after[place],
+                pilot_seed(design),
+                matching.keys[place],
+            )
         )
     console.say("\n".join(["Matched update norms, in the pilot", *norms_table(found)]))
     return found
 
 
-def record_matching(matching: Matching, found: Sequence[MatchedNorm], declared: object) -> None:
+def record_matching(matching: Matching, found: Sequence[MatchedNorm], declared: Any) -> None:
     """Keep the rates in the sweep's record, before the first run at one of them."""
     entries, design = [asdict(one) for one in found], matching.design
     record_sweep(
-        matching.runs_dir, matching.name, [], None, declared, design.fingerprint(), provenance.typed(),  # pyright: ignore[reportArgumentType]
+        matching.runs_dir, matching.name, [], None, declared, design.fingerprint(), provenance.typed(),
         provenance.commit(), None, matching=entries,
     )  # fmt: skip
 

@@ -40,8 +40,8 @@ class SweepRecord:
     """The content of sweep.json. `declared` lists every declaration so far, the valid one last.
 
     `pilot` holds what pilots measured of `design.requires`, one entry for each level, arm and metric. `tuning` holds
-    the trials of every level and arm, and which of them was chosen. `matching` holds the learning rate of every arm with
-    a matched update norm, and the norms.
+    the trials of every level and arm, and which of them was chosen. `matching` holds the learning rate of every arm
+    with a matched update norm, and the norms.
     """
 
     name: str

@@ -150,7 +150,6 @@ class Curriculum(Trick, ABC):
         pool.memory.drawn = [given + coming.count(source) for source, given in enumerate(_given(pool))]
         return found
 
-
     def again(self, pool: Pool, members: Sequence[int], found: Sequence[int]) -> int | None:
         """A problem of `members` to ask again, out of its turn; None to go on in the stream.
 

@@ -94,9 +94,9 @@ class Fp8Simulated(Precision):
     engines do. Scales are dynamic: of the weights at every sync, of the inputs at every token. Embedding, output head,
     norms and KV cache stay in bfloat16, as in vLLM. The learner is untouched, so the difference shows as `mismatch/*`
     and is what corrections act on (FP8 rollouts: arXiv:2605.13907). Differs from FP8 hardware: the rounded numbers are
-    rounded again to bfloat16, and sums run in the CPU's or GPU's own order. Differs from vLLM's `fp8_per_tensor`: a scale
-    for each channel, as in its per-channel checkpoints, and not one for the whole matrix. Mixture-of-experts weights
-    that are no linear layers are not rounded.
+    rounded again to bfloat16, and sums run in the CPU's or GPU's own order. Differs from vLLM's `fp8_per_tensor`: a
+    scale for each channel, as in per-channel checkpoints, and not one for the whole matrix. Mixture-of-experts
+    weights that are no linear layers are not rounded.
     """
 
     activations: bool

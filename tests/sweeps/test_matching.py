@@ -106,7 +106,7 @@ def mean_norm(folder: Path) -> float:
 
 @pytest.mark.extended
 def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch, capsys) -> None:
-    """Plain SGD: halved gradients halve the step. The twin moves as far as the control in its pilot, and nearly after."""
+    """Plain SGD: smaller gradients, smaller steps. The twin moves as far as the control in its pilot, nearly after."""
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "conf"))
     run(tmp_path, "hydra.sweeper.dry_run=true")
     assert "up to 3 for each of 1 arms with a matched update norm" in capsys.readouterr().out
@@ -135,5 +135,3 @@ def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch,
     run(tmp_path)
     assert "all 3 runs are finished" in capsys.readouterr().out
     assert not (runs / "pilots" / "other").exists() and finished(runs) == 3
-
-

@@ -290,7 +290,9 @@ def test_medium_problems_come_again_after_their_pause_by_hand(together: int) -> 
     assert batches[3][1:] == fresh[:3], "the stream goes on where it was, without what is in the batch"
     again = [index for index in (f[0], f[1]) if index not in batches[3]]  # the second pass may have met them already
     assert batches[4][: len(again)] == again
-    assert memory.asked_again == {index: sum(index in batch[:2] for batch in batches[2:]) for index in memory.asked_again}
+    assert memory.asked_again == {
+        index: sum(index in batch[:2] for batch in batches[2:]) for index in memory.asked_again
+    }
     assert max(memory.asked_again.values()) <= 2 and memory.replayed >= 4
     later = [asked(REPLAY, memory, 4, rates, together) for _ in range(8)]
     assert max(memory.asked_again.values()) == 2 and set(memory.asked_again) <= set(rates) - {f[2]}
@@ -332,7 +334,8 @@ def test_numbers_of_prompt_replay_out_of_range_are_named(field: str, value: floa
 def test_a_replay_survives_a_kill(tmp_path: Path, schedule: str) -> None:
     """Half the run, and the rest by the same command: who comes again, and every weight, as in one go."""
     words = ("curriculum=prompt_replay", "curriculum.cooldown=1", "curriculum.lowest=0.1", "curriculum.highest=0.9",
-             f"schedule={schedule}", "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT, *SMALL)  # fmt: skip
+             f"schedule={schedule}", "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT,
+             *SMALL)  # fmt: skip
     whole = run_in_process(tmp_path / "whole", *words)
     memory = load_state(latest(whole / "checkpoints"))["queue"]["memory"]
     assert sum(memory["asked_again"].values()) > 2

@@ -15,8 +15,8 @@ TOLERANCE = 0.02  # of the control's norm, within which a norm counts as matched
 class MatchedNorm:
     """The learning rate of an arm with a matched update norm, and the pilot that it follows from.
 
-    `arm` is the twin of `of`, at `factor` times its learning rate. `control`, `before` and `after` are mean update norms
-    of pilots on `seed`: of the control, of the plain arm and of the twin. `key` says what they depend on.
+    `arm` is the twin of `of`, at `factor` times its learning rate. `control`, `before` and `after` are mean update
+    norms of pilots on `seed`: of the control, of the plain arm and of the twin. `key` says what they depend on.
     """
 
     level: str
