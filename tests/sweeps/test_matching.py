@@ -109,9 +109,9 @@ def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch,
     """Plain SGD: smaller gradients, smaller steps. The twin moves as far as the control in its pilot, nearly after."""
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "conf"))
     run(tmp_path, "hydra.sweeper.dry_run=true")
-    assert "up to 3 for each of 1 arms with a matched update norm" in capsys.readouterr().out
+    assert "up to 3 for each of 1 arms with a matched update norm" in capsys.readouterr().err
     run(tmp_path)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     runs = tmp_path / "runs"
     record = read_sweep(sweep_folder(runs, "stepping"))
     (found,) = matched_norms(record)
@@ -133,5 +133,5 @@ def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch,
     # The same command again measures nothing, and what is known holds if other code would measure otherwise.
     monkeypatch.setattr("grpo_lab.sweeps.pilot._code", lambda: "other")
     run(tmp_path)
-    assert "all 3 runs are finished" in capsys.readouterr().out
+    assert "all 3 runs are finished" in capsys.readouterr().err
     assert not (runs / "pilots" / "other").exists() and finished(runs) == 3
