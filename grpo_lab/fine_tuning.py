@@ -231,7 +231,7 @@ def _train(
     packs = learning.microbatching.packs and packing.prepare(learner)
     microbatching = learning.microbatching.on(device.type, packs)
     plan = replace(learning.optimizer, learning_rate=sft.learning_rate, warmup_updates=sft.warmup_updates)
-    optimizer = plan.build(one for one in learner.parameters() if one.requires_grad)
+    optimizer = plan.build((one for one in learner.parameters() if one.requires_grad), learner)
     updates, loss, tokens = 0, 0.0, 0
     for epoch in range(sft.epochs):
         loss, tokens = 0.0, 0

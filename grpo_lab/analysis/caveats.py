@@ -10,6 +10,7 @@ import pandas as pd
 
 from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_in_words
+from grpo_lab.analysis.sources.matched_norms import matched_in_words, matched_norms
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Condition, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
@@ -30,6 +31,7 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
     parts = (
         _declaration(data),
         tuned_in_words(chosen_numbers(data.record)),
+        matched_in_words(matched_norms(data.record)),
         finished_cells(data),
         _bases(finals),
         _collapsed(data, finals),
@@ -60,6 +62,7 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
     lines += [
         *tuned_in_words(chosen_numbers(data.record)),
+        *matched_in_words(matched_norms(data.record)),
         *(line for line in _collapsed(data, finals) if not line.startswith(" ")),
         *(line for line in _exhausted(data, finals) if not line.startswith(" ")),
         *_two_groups(data, finals),

@@ -41,10 +41,9 @@ class ModelSize:
         """Numbers of the output head."""
         return self.shape.vocabulary * self.shape.width
 
-    @property
-    def optimizer_bytes(self) -> int:
-        """AdamW's state: two fp32 moments for each number, and an fp32 counter for each tensor."""
-        return 2 * FP32 * self.trained + FP32 * self.trained_tensors
+    def optimizer_bytes(self, numbers: int) -> int:
+        """An optimiser's state of so many fp32 numbers, and an fp32 counter for each tensor."""
+        return FP32 * (numbers + self.trained_tensors) if numbers else 0
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ RANKED = ("train/entropy", "eval/heldout/accuracy", "eval/downstream/accuracy")
 ALSO_RANKED = ("eval/heldout_training/accuracy", "eval/heldout_greedy/accuracy")
 RANK, SHARE = "rank/", "sharpening_share"
 TWIN = "_twin"  # the end of the name of an arm's random twin
+MATCHED = "matched_norm"  # the learning rate of a matched arm as a trick; behind `_` the end of the arm's name
 _AXES = ", ".join(metric.name.removeprefix("budget/") for metric in REGISTRY if metric.name.startswith("budget/"))
 
 
@@ -63,6 +64,13 @@ class Collapsed(Enum):
 
     zero = "zero"
     last = "last"
+
+
+class Match(Enum):
+    """What a second run of each arm has in common with the control; `none`: there is no second run."""
+
+    none = "none"
+    update_norm = "update_norm"
 
 
 @dataclass(frozen=True)
@@ -180,10 +188,11 @@ class Design:
     over steps must be from its control's; an arm that is nearer fails its manipulation check. `collapsed` sets the
     final value of runs whose loss was not finite. `margin` is the largest difference on the primary metric that does
     not matter, in its unit. Each arm in `twin` also runs with its selection drawn at random, as an arm of its own in
-    `twins`, and each of its predictions against the control is also judged against that arm. With `tuning` every arm
-    first chooses numbers of its own, on other seeds. `columns` replaces the usual metrics of its table, `changes` lists
-    arms whose meaning changed, and `claims` says what sources expect of predictions. `superseded` names an experiment
-    that asked the same again. These four decide nothing, so the fingerprint leaves them out.
+    `twins`, and each of its predictions against the control is also judged against that arm. With `match` every arm but
+    the control also runs at a learning rate that a pilot chooses, as an arm of its own. With `tuning` every arm first
+    chooses numbers of its own, on other seeds. `columns` replaces the usual metrics of its table, `changes` lists arms
+    whose meaning changed, and `claims` says what sources expect of predictions. `superseded` names an experiment that
+    asked the same again. These four decide nothing, so the fingerprint leaves them out.
     """
 
     name: Annotated[str, Key("its name, that of its folder and of its sweep", "text")]
@@ -257,6 +266,13 @@ class Design:
     tuning: Annotated[
         Tuning | None, Key("numbers that every arm chooses for itself first", "entries, below", "none")
     ] = None
+    match: Annotated[
+        Match,
+        Key(
+            "beside each arm X an arm X_matched_norm, at the learning rate at which its mean train/update_norm in a "
+            "pilot equals the control's"
+        ),
+    ] = Match.none
     parts: Annotated[Mapping[str, Part], Key("named parts of the whole", "NAME: entries, below", "none")] = field(
         default_factory=dict
     )
@@ -305,7 +321,7 @@ class Design:
         declared = {name: value for name, value in asdict(self).items() if name not in left_out}
         unused = {"kind": Kind.arms, "tricks": {}, "collapsed": Collapsed.zero, "margin": None}
         unused |= {"bases": (), "requires": {}, "tuning": None, "counts": (), "quantities": (), "exploratory": False}
-        unused |= {"twin": ()}
+        unused |= {"twin": (), "match": Match.none}
         declared = {name: value for name, value in declared.items() if name not in unused or value != unused[name]}
         declared["base"] = tuple(word for word in self.base if word != FIRST_WORLD)
         declared["primary"] = first_metric_name(self.primary)
@@ -329,6 +345,8 @@ class Design:
 
         If every arm sets a key, the control's value of that key is not a trick.
         """
+        if (plain := self.plain_of(arm)) != arm:
+            return self.contents(plain) | {MATCHED}
         if arm in self.twins.values():
             return self.contents(arm.removesuffix(TWIN)) | {TWIN}
         if self.kind is not Kind.arms:
@@ -336,6 +354,10 @@ class Design:
         every = set.intersection(*({word.partition("=")[0] for word in words} for words in self.arms.values()))
         chosen = {word for word in self.arms[self.control] if word.partition("=")[0] in every}
         return frozenset(self.arms[arm]) - chosen
+
+    def plain_of(self, arm: str) -> str:
+        """The arm that this one repeats at a matched update norm; itself for another."""
+        return arm if self.match is Match.none else arm.removesuffix(f"_{MATCHED}")
 
     def chosen(self) -> Part:
         """The arms, levels and seeds to run now."""
@@ -378,8 +400,14 @@ def read_design(node: Any) -> Design:
     levels = _override_lists("levels", node.get("levels") or {"": []})
     if ("factor" in node) != ("levels" in node):
         raise ValueError("design.factor names what design.levels vary: give both or neither")
-    twin = _twinned(node.get("twin"), arms, str(node["control"]))
-    arms |= {arm + TWIN: (*arms[arm], "twin=random", f"twin.of=[{','.join(_selecting(arms[arm]))}]") for arm in twin}
+    twin, match = (
+        _twinned(node.get("twin"), arms, str(node["control"])),
+        _choice("match", Match, node.get("match", "none")),
+    )
+    matched = _matched(arms, str(node["control"]), "tuning" in node) if match is not Match.none else {}
+    arms |= matched | {
+        arm + TWIN: (*arms[arm], "twin=random", f"twin.of=[{','.join(_selecting(arms[arm]))}]") for arm in twin
+    }
     predictions = tuple(_prediction(entry) for entry in node.get("predictions") or ())
     predictions += tuple(
         replace(one, reference=one.arm + TWIN)
@@ -421,6 +449,7 @@ def read_design(node: Any) -> Design:
         margin=_margin(node.get("margin")),
         twin=twin,
         tuning=tuning,
+        match=match,
         counts=tuple(_count(entry) for entry in node.get("counts") or ()),
         superseded=str(node.get("superseded", "")),
         exploratory=exploratory,
@@ -469,6 +498,19 @@ def _with_twins(part: Part, twin: Sequence[str]) -> Part:
     return replace(
         part, arms=(*part.arms, *(arm + TWIN for arm in twin if arm in part.arms and arm + TWIN not in part.arms))
     )
+
+
+def _matched(arms: Mapping[str, tuple[str, ...]], control: str, tuned: bool) -> dict[str, tuple[str, ...]]:
+    """The matched arms of all arms but the control. Raises ValueError where arms choose their rates otherwise."""
+    if tuned:
+        raise ValueError(
+            "design.match sets the learning rate by the control's update norm, and design.tuning tunes every arm: "
+            "remove one of the two"
+        )
+    matched = {f"{arm}_{MATCHED}": words for arm, words in arms.items() if arm != control}
+    if taken := [arm for arm in arms if arm.endswith(f"_{MATCHED}")]:
+        raise ValueError(f"design.arms.{taken[0]}: rename it: design.match adds the arms that end in _{MATCHED}")
+    return matched
 
 
 def _names(choices: type[Enum]) -> str:

@@ -214,6 +214,43 @@ ERRORS: tuple[Rule, ...] = (
         "set learner_precision=bf16 or fp32, or a baseline without a critic",
     ),
     Rule(
+        "learner_is_not_quantized",
+        ("learner_precision",),
+        lambda run: run.learner_precision.quantizes,
+        "this precision is a sampler's: no gradient passes through its rounding",
+        "set learner_precision=bf16, and sampler_precision=fp8_simulated",
+    ),
+    Rule(
+        "engine_does_not_simulate_fp8",
+        ("sampler_precision", "engine"),
+        lambda run: run.sampler_precision.quantizes and not run.engine.simulates_fp8,
+        "only the native engine simulates FP8, and a weight sync to vLLM writes into layers of half precision",
+        "set engine=native, or sampler_precision=bf16",
+    ),
+    Rule(
+        "graphs_do_not_round_inputs",
+        ("sampler_precision", "engine"),
+        lambda run: run.sampler_precision.quantizes_inputs and getattr(run.engine, "cuda_graphs", False),
+        "the recorded decoding step joins layers in kernels that do not round their inputs",
+        "set engine.cuda_graphs=false, or sampler_precision.activations=false",
+    ),
+    Rule(
+        "critic_has_adams_rate",
+        ("baseline", "optimizer"),
+        lambda run: run.baseline.needs_critic and not run.optimizer.scale_invariant,
+        "the critic is trained by the same optimiser, and critic.learning_rate is AdamW's: with steps as large as the "
+        "gradient it means something else",
+        "set optimizer=adamw or muon, or a baseline without a critic",
+    ),
+    Rule(
+        "sft_has_adams_rate",
+        ("sft", "optimizer"),
+        lambda run: not run.sft.is_no_op and not run.optimizer.scale_invariant,
+        "fine-tuning uses the same optimiser, and sft.learning_rate is AdamW's: with steps as large as the gradient it "
+        "means something else",
+        "set optimizer=adamw or muon, or sft=none",
+    ),
+    Rule(
         "sft_has_no_loss_scale",
         ("sft", "learner_precision"),
         lambda run: not run.sft.is_no_op and run.learner_precision.scales_loss,
@@ -763,7 +800,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "rate_is_for_small_models",
         ("optimizer", "model"),
-        lambda run: run.optimizer.learning_rate > run.model.highest_rate,
+        lambda run: run.optimizer.scale_invariant and run.optimizer.learning_rate > run.model.highest_rate,
         "published runs train all weights of a pretrained model at 1e-7 to 1e-5; a higher rate is likely to break it",
         "set optimizer=adamw_pretrained, or optimizer.learning_rate to a rate near 1e-6",
     ),

@@ -108,6 +108,7 @@ class Engine(ABC):
     streams: ClassVar[bool] = False  # whether its sessions open streams
     forks: ClassVar[bool] = True  # whether it works in a forked process
     overlaps: ClassVar[bool] = False  # whether it generates in a separate process while this one trains
+    simulates_fp8: ClassVar[bool] = False  # whether its sampler can round linear layers to FP8 numbers
     needs_all_ranks: ClassVar[bool] = False  # whether it opens in all processes of a run at once, or in none
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ class Native(Engine):
     cuda_graphs: bool = False
 
     streams: ClassVar[bool] = True
+    simulates_fp8: ClassVar[bool] = True
 
     def refusal(self, folder: Path, streams: bool) -> str | None:
         from grpo_lab.engines.native_cache import refusal

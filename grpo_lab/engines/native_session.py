@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_lab.engines.base import EngineSession, all_ended, already_ended, check_names
 from grpo_lab.engines.native_attention import use_decode_attention
 from grpo_lab.engines.native_cache import arrange_rows, block_cache, cache_name, placed, recurrent
+from grpo_lab.engines.native_fp8 import rounded, simulate_fp8
 from grpo_lab.engines.native_fused import fused
 from grpo_lab.engines.native_graphs import FixedBatch, check_graphs, most_bytes, worth_keeping
 from grpo_lab.engines.native_sampling import BatchState, draw, read_texts, remaining
@@ -23,7 +24,7 @@ from grpo_lab.engines.native_stream import NativeStream
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model, moved, round_weights, widen
 from grpo_lab.tracking.activity import Sampling, sampling
-from grpo_lab.tricks.precision import LmHead, Precision
+from grpo_lab.tricks.precision import Fp8Simulated, LmHead, Precision
 from grpo_lab.types import Completion, Float, Int, OnFinish, Request, StopReason, Tensor
 
 # How many tokens a GPU decodes between two checks for ended rows. Each check makes the host wait for the GPU; between
@@ -48,16 +49,25 @@ def open_session(
         head.weight = exact
     else:
         round_weights(model, precision.dtype)
-    return NativeSession(moved(model, device), stop_token_ids(folder), max_rows, cuda_graphs)
+    fp8 = simulate_fp8(model, precision.activations) if isinstance(precision, Fp8Simulated) else frozenset[str]()
+    return NativeSession(moved(model, device), stop_token_ids(folder), max_rows, cuda_graphs, fp8)
 
 
 class NativeSession(EngineSession):
-    """The sampler's copy of the model, and one call of `generate` at a time."""
+    """The sampler's copy of the model, and one call of `generate` at a time.
+
+    `fp8` are the names of the weights that are rounded to FP8 numbers at every sync.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, stop_ids: frozenset[int], max_rows: int, fixed_shapes: bool = False
+        self,
+        model: PreTrainedModel,
+        stop_ids: frozenset[int],
+        max_rows: int,
+        fixed_shapes: bool = False,
+        fp8: frozenset[str] = frozenset(),
     ) -> None:
-        self.model, self.fixed_shapes = model, fixed_shapes
+        self.model, self.fixed_shapes, self.fp8 = model, fixed_shapes, fp8
         use_decode_attention(model)
         self.device = next(model.parameters()).device
         self.stop_set, self.stop_ids = stop_ids, torch.tensor(sorted(stop_ids), device=self.device)
@@ -79,6 +89,8 @@ class NativeSession(EngineSession):
             for name, tensor in weights:  # which may be made whole, or merged, one at a time
                 check_names({name} - own.keys())
                 own[name].copy_(tensor)
+                if name in self.fp8:
+                    own[name].copy_(rounded(own[name]))
                 missing.discard(name)
         check_names(missing)
         self.version = version

@@ -95,7 +95,7 @@ class LiveCritic:
         )
         self.recipe, self.learner = optimizer, learner
         parameters = [*head.parameters(), *(trunk.parameters() if plan.owns_trunk else ())]
-        self.optimizer = optimizer.build(parameters)
+        self.optimizer = optimizer.build(parameters, trunk)
         self.updates = 0
         self.cost = ModelFlops.of(trunk)  # the head is one row of weights: negligible
 

@@ -1,16 +1,17 @@
-"""The optimiser: configuration, learning-rate warm-up, gradient clipping, and the report of an update."""
+"""The optimisers: configuration, learning-rate warm-up, gradient clipping, and the report of an update."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.distributed import ranks, tensors
@@ -33,26 +34,6 @@ class UpdateReport:
     @property
     def update_norm(self) -> float:
         return self.learning_rate * sum(self.squares.tolist()) ** 0.5
-
-
-@dataclass(frozen=True)
-class Optimizer(ABC):
-    """How a gradient becomes an update; `learning_rate` is the highest that it reaches."""
-
-    max_grad_norm: float
-    learning_rate: float
-
-    @abstractmethod
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """A fresh torch optimiser over `parameters`."""
-
-    @abstractmethod
-    def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
-        """Clip the gradients, apply update number `update` (0-based) and clear the gradients.
-
-        `spent` is the share of the run's budget that is spent, from 0 to 1. Raises FloatingPointError, before any
-        weight changes, if the gradient is not finite.
-        """
 
 
 class Decay(Enum):
@@ -90,39 +71,44 @@ def _falling(decay: Decay, decay_share: float, final_share: float) -> Callable[[
 
 
 @dataclass(frozen=True)
-class Adamw(Optimizer):
-    """AdamW (arXiv:1711.05101): a linear warm-up over `warmup_updates`, then a rate that stays or falls.
+class Optimizer(ABC):
+    """How a gradient becomes an update: a linear warm-up over `warmup_updates`, then a rate that stays or falls.
 
-    It falls to `final_share` of the rate at the end of the budget.
+    `learning_rate` is the highest that it reaches. It falls to `final_share` of it at the end of the budget.
     """
 
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
+    max_grad_norm: float
+    learning_rate: float
     warmup_updates: int
     decay: Decay
     decay_share: float  # of the budget, over which warmup_stable_decay falls
     final_share: float
 
+    scale_invariant: ClassVar[bool] = True  # whether a multiple of all gradients gives the same updates, but for eps
+    state_label: ClassVar[str] = "the optimiser's state, float32"
+
     def __post_init__(self) -> None:
-        require_positive(self, "learning_rate", "eps", "max_grad_norm")
-        require_not_negative(self, "weight_decay", "warmup_updates")
-        for beta in ("beta1", "beta2"):
-            require_field(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
+        require_positive(self, "learning_rate", "max_grad_norm")
+        require_not_negative(self, "warmup_updates")
         require_field(0 < self.decay_share <= 1, self, "decay_share", "in (0, 1]")
         require_field(0 <= self.final_share <= 1, self, "final_share", "in [0, 1]")
 
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        held = list(parameters)
-        return torch.optim.AdamW(
-            held,
-            lr=self.learning_rate,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True if held and all(one.is_cuda for one in held) else None,
-        )
+    @abstractmethod
+    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """A fresh torch optimiser over `parameters`; those of `model` are told apart by the layers they belong to."""
+
+    @abstractmethod
+    def state_numbers(self, trained: int, matrices: int) -> int:
+        """Numbers of state for `trained` weights, of which `matrices` are of hidden matrices."""
+
+    @abstractmethod
+    def _apply(
+        self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
+    ) -> list[Tensor]:
+        """Make the update; the squared norm of each parameter's change over `rate`, of this rank's part.
+
+        `counts` are the updates that each has had.
+        """
 
     def rate(self, update: int, spent: float = 0.0) -> float:
         """The learning rate of update number `update`, with this share of the budget spent."""
@@ -132,6 +118,11 @@ class Adamw(Optimizer):
         return rate * _falling(self.decay, self.decay_share, self.final_share)(round(min(spent, 1.0) * _TICKS))
 
     def step(self, optimizer: torch.optim.Optimizer, update: int, spent: float = 0.0) -> UpdateReport:
+        """Clip the gradients, apply update number `update` (0-based) and clear the gradients.
+
+        `spent` is the share of the run's budget that is spent, from 0 to 1. Raises FloatingPointError, before any
+        weight changes, if the gradient is not finite.
+        """
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         total = tensors.full(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
         torch.nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, total)
@@ -141,15 +132,56 @@ class Adamw(Optimizer):
         rate = self.rate(update, spent)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
-        squares = self._squares(optimizer, parameters, [count + 1 for count in counts], rate)
+        squares = _over_ranks(self._apply(optimizer, parameters, counts, rate))
         optimizer.zero_grad(set_to_none=True)
         return UpdateReport(gradient_norm, rate, squares)
 
+
+@dataclass(frozen=True)
+class Adamw(Optimizer):
+    """AdamW (arXiv:1711.05101)."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+    state_label: ClassVar[str] = "AdamW's two moments, float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "eps")
+        require_not_negative(self, "weight_decay")
+        for beta in ("beta1", "beta2"):
+            require_field(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
+
+    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+        held = list(parameters)
+        return torch.optim.AdamW(held, **self._settings(held))
+
+    def _settings(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """The arguments of torch's AdamW."""
+        return {
+            "lr": self.learning_rate,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+            "weight_decay": self.weight_decay,
+            "fused": True if parameters and all(one.is_cuda for one in parameters) else None,
+        }
+
+    def state_numbers(self, trained: int, matrices: int) -> int:
+        return 2 * trained
+
+    def _apply(
+        self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
+    ) -> list[Tensor]:
+        optimizer.step()
+        return self._squares(optimizer, parameters, [count + 1 for count in counts], rate)
+
     def _squares(
         self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
-    ) -> Tensor:
-        """The squared norm of each parameter's change over `rate` [parameters]; it has had `counts` updates.
+    ) -> list[Tensor]:
+        """The squared norm of each parameter's change over `rate`; it has had `counts` updates.
 
         Recomputed from Adam's moments so that no copy of the weights is needed.
         """
@@ -169,10 +201,171 @@ class Adamw(Optimizer):
                 _torch._foreach_mul_(before, self.weight_decay)
                 _torch._foreach_add_(directions, before)
             found += _squared(directions)
-        if ranks.number() == 1:
-            return torch.stack(found)
-        # every rank holds a part of every parameter
-        return ranks.added_up(torch.tensor([sum(torch.stack(found).tolist())], dtype=torch.float64))
+        return found
+
+
+@dataclass(frozen=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent (arXiv:2602.07729).
+
+        g = clipped gradient + weight_decay * w,  m = momentum * m + g,  w = w - rate * m
+
+    With momentum 0, m = g and there is no state. An update is as large as its gradient: a trick that halves the loss
+    halves the step, which AdamW hides. Where every gradient is below max_grad_norm nothing bounds it otherwise.
+    """
+
+    momentum: float
+    weight_decay: float
+
+    scale_invariant: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_not_negative(self, "weight_decay")
+        require_field(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
+
+    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay)
+
+    def state_numbers(self, trained: int, matrices: int) -> int:
+        return trained if self.momentum else 0
+
+    def _apply(
+        self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
+    ) -> list[Tensor]:
+        if self.momentum:
+            optimizer.step()
+            return _squared([tensors.local(optimizer.state[one]["momentum_buffer"]) for one in parameters])
+        found = []
+        for part in _portions(parameters):
+            directions = [tensors.local(parameters[place].grad) for place in part]
+            if self.weight_decay:
+                weights = [tensors.local(parameters[place].detach()) for place in part]
+                directions = _torch._foreach_add(directions, weights, alpha=self.weight_decay)
+            found += _squared(directions)
+        optimizer.step()
+        return found
+
+
+@dataclass(frozen=True)
+class Muon(Adamw):
+    """Muon (arXiv:2502.16982): the momentum of each hidden matrix with its singular values pushed to 1.
+
+        m = momentum * m + (1 - momentum) * g,  u = momentum * m + (1 - momentum) * g  (Nesterov)
+        W = W - rate * weight_decay * W - rate * 0.2 * sqrt(max(rows, columns)) * orthogonal(u)
+
+    `orthogonal` is five Newton-Schulz steps. The factor gives an update the root mean square of AdamW's, so
+    AdamW's learning rates hold (`adjust_lr_fn=match_rms_adamw` in torch.optim.Muon). Embeddings, output head, norms and
+    biases are AdamW's, with its own numbers. Differs from torch.optim.Muon: Newton-Schulz in fp32 and on whole
+    matrices, so that neither microbatches nor ranks change a result by more than rounding.
+    """
+
+    momentum: float
+
+    state_label: ClassVar[str] = Optimizer.state_label
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
+
+    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+        assert model is not None, "hidden matrices are found by the model's layers"
+        held, hidden = list(parameters), {id(one) for one in hidden_matrices(model)}
+        matrices = [one for one in held if id(one) in hidden]
+        rest = [one for one in held if id(one) not in hidden]
+        return MuonAndAdamw(matrices, rest, self.momentum, self._settings(held))
+
+    def state_numbers(self, trained: int, matrices: int) -> int:
+        return 2 * trained - matrices
+
+    def _apply(
+        self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
+    ) -> list[Tensor]:
+        assert isinstance(optimizer, MuonAndAdamw), "what build gives"
+        optimizer.step()
+        rest = {id(one) for one in optimizer.param_groups[1]["params"]}
+        places = [place for place, one in enumerate(parameters) if id(one) in rest]
+        own = [parameters[place] for place in places]
+        return optimizer.squares + (
+            self._squares(optimizer, own, [counts[place] + 1 for place in places], rate) if own else []
+        )
+
+
+def hidden_matrices(model: nn.Module) -> list[Tensor]:
+    """The 2-D parameters of a model that belong neither to an embedding nor to the output head."""
+    outer = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    if isinstance(model, _HasHead) and (head := model.get_output_embeddings()) is not None:
+        outer.append(head)
+    left_out = {id(one) for part in outer for one in part.parameters()}
+    return [one for one in model.parameters() if one.ndim == 2 and id(one) not in left_out]
+
+
+@runtime_checkable
+class _HasHead(Protocol):
+    def get_output_embeddings(self) -> Any: ...
+
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of its quintic
+_STEPS = 5
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The matrix with its singular values pushed towards 1 (to about 0.7 to 1.2); 0 for a matrix of zeros."""
+    first, third, fifth = _NEWTON_SCHULZ
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(_STEPS):
+        gram = wide @ wide.T
+        wide = first * wide + (third * gram + fifth * gram @ gram) @ wide
+    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+
+
+class MuonAndAdamw(torch.optim.AdamW):
+    """torch's AdamW over the second of its two groups, and Muon over the first, the matrices.
+
+    `squares` are, of the latest update, the squared norms of the matrices' changes over the learning rate; where a
+    matrix is split over the ranks, of this rank's part.
+    """
+
+    def __init__(
+        self, matrices: list[Tensor], rest: list[Tensor], momentum: float, settings: Mapping[str, Any]
+    ) -> None:
+        super().__init__([{"params": matrices}, {"params": rest}], **settings)
+        self.momentum, self.squares = momentum, list[Tensor]()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        matrices, *rest = self.param_groups
+        moved = [one for one in matrices["params"] if one.grad is not None]
+        self.squares = [self._turn(one, matrices["lr"], matrices["weight_decay"]) for one in moved]
+        self.param_groups = rest
+        try:
+            super().step()
+        finally:
+            self.param_groups = [matrices, *rest]
+
+    def _turn(self, weight: Tensor, rate: float, weight_decay: float) -> Tensor:
+        """Update one matrix; the squared norm of its change over the rate."""
+        state, gradient = self.state[weight], weight.grad
+        assert gradient is not None, "the caller asks"
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)  # AdamW's loading looks for one in every state
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        state["step"] += 1
+        state["momentum_buffer"].lerp_(gradient, 1 - self.momentum)
+        whole = orthogonal(tensors.full(gradient.lerp(state["momentum_buffer"], self.momentum)))
+        part = tensors.own_rows(whole) if whole.shape != tensors.local(weight).shape else whole
+        own, factor = tensors.local(weight), 0.2 * max(weight.shape) ** 0.5
+        direction = factor * part + weight_decay * own
+        own.sub_(direction, alpha=rate)
+        return _squared([direction])[0]
+
+
+def _over_ranks(squares: list[Tensor]) -> Tensor:
+    """The squared norms of one update; their sum over the ranks where every rank has a part of every parameter."""
+    if ranks.number() == 1:
+        return torch.stack(squares)
+    return ranks.added_up(torch.tensor([sum(torch.stack(squares).tolist())], dtype=torch.float64))
 
 
 def _read(norm: Tensor, steps: list[Tensor | None]) -> list[float]:

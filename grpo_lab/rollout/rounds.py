@@ -22,7 +22,7 @@ class Rounds:
         self.source, self.maker, self.sampler = source, maker, sampler
         self.number, self.progress = number, progress
         self.memory = memory.copy()
-        self.passed_before = self.memory.passed
+        self.passed_before, self.replayed_before = self.memory.passed, self.memory.replayed
         self.taken: frozenset[int] = frozenset()
         self.numbers: dict[int, int] = {}  # index of a problem -> the batch for which it was drawn
         self.drawn = 0
@@ -98,9 +98,10 @@ class Rounds:
 
     @property
     def passed_over(self) -> float:
-        """Share of the problems reached in the stream that the curriculum skipped."""
+        """Share of the problems considered that the curriculum skipped in the stream, or asked out of their turn."""
         passed = self.memory.passed - self.passed_before
-        return passed / (self.drawn + passed) if passed else 0.0
+        changed = passed + self.memory.replayed - self.replayed_before
+        return changed / (self.drawn + passed) if changed else 0.0
 
     def started(self, made: Groups) -> int:
         """Groups whose generation was started or continued: the finished and the aborted ones."""

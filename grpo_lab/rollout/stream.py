@@ -57,7 +57,7 @@ class StreamQueue(RolloutQueue):
         self.thrown: list[_Whole] = []  # by the group filter, for the next batch
         self.tickets = 0
         self.in_training = 0  # groups
-        self.drawn = self.passed = 0  # problems, for the next batch
+        self.drawn = self.passed = self.replayed = 0  # problems, for the next batch
         self.read_again: list[int] = []
         self.ran_dry: Exhausted | None = None
 
@@ -84,11 +84,11 @@ class StreamQueue(RolloutQueue):
             tuple(range(len(self.thrown), len(whole))),
             numbers=tuple(one.group.number for one in whole),
             spent=(self._spent(whole),),
-            passed_over=self.passed / (self.drawn + self.passed) if self.passed else 0.0,
+            passed_over=(self.passed + self.replayed) / max(self.drawn + self.passed, 1),
             started=len(whole),
             ready_at=max(one.at for one in batch),
         )
-        self.thrown, self.drawn, self.passed, self.read_again = [], 0, 0, []
+        self.thrown, self.drawn, self.passed, self.replayed, self.read_again = [], 0, 0, 0, []
         taken.count(self.account, self.model_flops)
         self._while_training(taken)
         return taken
@@ -122,10 +122,11 @@ class StreamQueue(RolloutQueue):
 
     def _draw(self, progress: float) -> int:
         held = [one.group.index for one in (*self.growing.values(), *self.ready, *self.thrown)]
-        before = self.memory.passed
+        before, replayed = self.memory.passed, self.memory.replayed
         (index,) = self.source.draw(1, self.memory, progress, frozenset(held))
         self.drawn += 1
         self.passed += self.memory.passed - before
+        self.replayed += self.memory.replayed - replayed
         return index
 
     def request(self, key: int) -> Request:
@@ -185,7 +186,7 @@ class StreamQueue(RolloutQueue):
     def to_state(self) -> dict[str, Any]:
         return super().to_state() | {
             "tickets": self.tickets,
-            "counts": (self.drawn, self.passed),
+            "counts": (self.drawn, self.passed, self.replayed),
             "read_again": list(self.read_again),
             "growing": {ticket: self._state_of(ticket) for ticket in self.growing},
             "ready": [_whole_state(one) for one in self.ready],
@@ -205,7 +206,7 @@ class StreamQueue(RolloutQueue):
     def from_state(self, state: dict[str, Any]) -> None:
         super().from_state(state)
         self.tickets, self.read_again = state["tickets"], list(state["read_again"])
-        self.drawn, self.passed = state["counts"]
+        self.drawn, self.passed, self.replayed = (*state["counts"], 0)[:3]  # two in older checkpoints
         for ticket, saved in state["growing"].items():
             left = self.maker.from_state(saved["group"])
             parts = iter(left.done)

@@ -19,6 +19,7 @@ from grpo_lab.engines.native import Native
 from grpo_lab.engines.native_cache import BLOCK
 from grpo_lab.engines.native_graphs import capacity
 from grpo_lab.policy.loading import Loading, Lora
+from grpo_lab.policy.optim import Optimizer
 from grpo_lab.run.memory import REMEDIES
 from grpo_lab.tricks.precision import LmHead, Precision
 from grpo_lab.tricks.teacher import OnPolicyDistillation, Teacher
@@ -67,7 +68,9 @@ def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 
     """The memory of `run` on each of `ranks` devices, with prompts of at most `longest_prompt` tokens."""
     engine, loading = run.engine, run.model.loading()
     needs_reference = run.kl.needs_reference or run.teacher.reads_reference
-    held = _policy_bytes(size, loading, needs_reference, run.reference.changes, run.evaluation.initial_kl)
+    held = _policy_bytes(
+        size, loading, run.optimizer, needs_reference, run.reference.changes, run.evaluation.initial_kl
+    )
     if run.baseline.needs_critic and run.critic.owns_trunk:
         held["the critic's weights and moments, float32"] = 3 * FP32 * _trunk(size)
     left_out = _add_teacher(run.teacher, held)
@@ -87,12 +90,18 @@ def estimate(run: RunConfig, size: ModelSize, longest_prompt: int, ranks: int = 
 
 
 def _policy_bytes(
-    size: ModelSize, loading: Loading, needs_reference: bool, reference_changes: bool, initial_kl: bool
+    size: ModelSize,
+    loading: Loading,
+    optimizer: Optimizer,
+    needs_reference: bool,
+    reference_changes: bool,
+    initial_kl: bool,
 ) -> dict[str, int]:
     """Bytes of the learner, of its optimiser state and of the frozen copies of the policy, all in torch."""
     own = size.weights * getattr(torch, loading.frozen.value).itemsize
     held = {f"the learner's weights, {loading.frozen.value}": own + FP32 * size.adapter}
-    held["AdamW's two moments, float32"] = size.optimizer_bytes
+    numbers = optimizer.state_numbers(size.trained, size.trained if size.adapter else size.linear)
+    held[optimizer.state_label] = size.optimizer_bytes(numbers)
     references = needs_reference and (loading.lora is None or reference_changes)
     if references:
         held["the reference's weights"] = own

@@ -440,7 +440,7 @@ def open_state(
         teacher=teacher,
         privileged=privileged_prompts(run.teacher, run.template, tokenizer, base),
         session=divided(run.engine.open(folder, run.sampler_precision, device), run.engine.ranks_a_model),
-        optimizer=run.optimizer.build(one for one in learner.parameters() if one.requires_grad),
+        optimizer=run.optimizer.build((one for one in learner.parameters() if one.requires_grad), learner),
         model_flops=model_flops,
         account=account,
         entropy_coef=run.entropy.start,

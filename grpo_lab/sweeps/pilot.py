@@ -61,13 +61,25 @@ def pilot_cells(
     `settled` gives a plan the numbers that its arm is tuned to. None where nothing is required. Raises ValueError for a
     share that is not above 0 and at most 1.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"hydra.sweeper.pilot_share must be above 0 and at most 1, got {share}: it is a share")
-    now = design.chosen()
-    required = tuple(arm for arm in now.arms if arm in design.requires)
+    _require_share(share)
+    required = tuple(arm for arm in design.chosen().arms if arm in design.requires)
     if not required:
         return []
-    part = replace(design, parts={"pilot": Part((design.control, *required), now.levels)}, part="pilot")
+    plans = pilot_plans(design, (design.control, *required), arguments, cells, share, settled)
+    return share_runs(compose_cells(plans, name, compose))
+
+
+def pilot_plans(
+    design: Design,
+    arms: tuple[str, ...],
+    arguments: Sequence[str],
+    cells: Sequence[Cell],
+    share: float,
+    settled: Callable[[Plan], Plan] = lambda plan: plan,
+) -> list[Plan]:
+    """The pilots of these arms, as in `pilot_cells`. Raises ValueError as it does."""
+    _require_share(share)
+    part = replace(design, parts={"pilot": Part(arms, design.chosen().levels)}, part="pilot")
     words = [word for word in arguments if key_of(word) != "seed"]
     runs_dir = Path(cells[0].run.runs_dir).expanduser().absolute() / "pilots" / _code()
     folder = QuotedString(str(runs_dir), Quote.single).with_quotes()
@@ -78,7 +90,12 @@ def pilot_cells(
     for plan in plan_cells(part, [*words, f"seed={pilot_seed(design)}"]):
         amount = own.get((plan.level, plan.arm), amounts[plan.level]) * share
         plans.append(with_overrides(settled(plan), (*_PLAIN, f"budget.amount={amount:.6g}", f"runs_dir={folder}")))
-    return share_runs(compose_cells(plans, name, compose))
+    return plans
+
+
+def _require_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"hydra.sweeper.pilot_share must be above 0 and at most 1, got {share}: it is a share")
 
 
 def _code() -> str:

@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from grpo_lab.analysis.effects.manipulation_checks import ManipulationCheck
 from grpo_lab.config.additions import as_typed
-from grpo_lab.config.design import Design, read_design, require_known_metrics
+from grpo_lab.config.design import Design, Match, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
 from grpo_lab.sweeps.ablation import exploratory
 from grpo_lab.sweeps.cells import (
@@ -37,6 +37,7 @@ from grpo_lab.sweeps.cells import (
     sweep_name,
 )
 from grpo_lab.sweeps.estimate import estimate_lines, estimates
+from grpo_lab.sweeps.matching import Matching, plan_matching, record_matching, run_matching, show_matching
 from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
@@ -118,6 +119,14 @@ def run_sweep(
             _tune(console, search, design, declared, launch)
         settled = search.settled()
         plans = [settled(plan) for plan in plans]
+    if design is not None and design.match is not Match.none:
+        matching = plan_matching(design, arguments, name, compose, runs_dir, settings.pilot_share)
+        if settings.dry_run:
+            show_matching(console, matching)
+        else:
+            _match(console, matching, declared, launch)
+        settled = matching.settled()
+        plans = [settled(plan) for plan in plans]
     planned = compose_cells(plans, name, compose)
     pilots: list[Cell] = []
     if design is not None:
@@ -196,6 +205,17 @@ def _tune(
     run_tuning(console, search, start)
 
 
+def _match(console: Terminal, matching: Matching, declared: Any, launch: Callable[..., list[JobReturn]]) -> None:
+    """Run the pilots of matched arms that lack, and record the learning rates that they give."""
+
+    def start(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+        _resolve_models(todo)
+        return launch(title, todo, finished)
+
+    if any(place not in matching.found() for place in matching.matched):
+        record_matching(matching, run_matching(console, matching, start), declared)
+
+
 def _resolve_models(cells: Sequence[Cell]) -> None:
     """Build or find every base model once, instead of in all first runs at the same moment."""
     models = {repr(cell.run.model): cell.run.model for cell in cells if not has_ended(cell.folder)}
@@ -208,7 +228,7 @@ def _without_no_ops(
 ) -> list[Cell]:
     """The runs without those whose manipulation check failed in the pilot; none if only the control is left."""
     failed = {(check.level, check.arm) for check in found if not check.passed}
-    left = [cell for cell in cells if (cell.plan.level, cell.plan.arm) not in failed]
+    left = [cell for cell in cells if (cell.plan.level, design.plain_of(cell.plan.arm)) not in failed]
     if len(left) == len(cells):
         return left
     if all(cell.plan.arm == design.control for cell in left):

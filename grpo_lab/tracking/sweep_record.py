@@ -40,7 +40,8 @@ class SweepRecord:
     """The content of sweep.json. `declared` lists every declaration so far, the valid one last.
 
     `pilot` holds what pilots measured of `design.requires`, one entry for each level, arm and metric. `tuning` holds
-    the trials of every level and arm, and which of them was chosen.
+    the trials of every level and arm, and which of them was chosen. `matching` holds the learning rate of every arm
+    with a matched update norm, and the norms.
     """
 
     name: str
@@ -53,6 +54,7 @@ class SweepRecord:
     cells: Sequence[CellRecord]
     pilot: Sequence[Mapping[str, Any]] = ()
     tuning: Sequence[Mapping[str, Any]] = ()
+    matching: Sequence[Mapping[str, Any]] = ()
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
@@ -100,13 +102,15 @@ def record_sweep(
     starts: bool = True,
     pilot: Sequence[Mapping[str, Any]] = (),
     tuning: Sequence[Mapping[str, Any]] = (),
+    matching: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write or extend a sweep's record before its first run starts, and return the sweep's folder.
 
     Runs of earlier commands stay if `valid` contains their folder without the seed, that is, if today's declaration
     can still reach them. With `valid` None all stay. A declaration that differs from the last one is added with its
     time and the number of runs started by then. `starts` is whether this command has anything left to run; if not,
-    the recorded command and commit stay. `pilot` and `tuning` replace what was recorded for the same levels and arms.
+    the recorded command and commit stay. `pilot`, `tuning` and `matching` replace what was recorded for the same levels
+    and arms.
     Raises RunFolderError.
     """
     folder = sweep_folder(runs_dir, name)
@@ -134,6 +138,7 @@ def record_sweep(
             cells=kept,
             pilot=_replacing(before.pilot if before else (), pilot),
             tuning=_replacing(before.tuning if before else (), tuning),
+            matching=_replacing(before.matching if before else (), matching),
         )
         # Unsorted, because a ladder adds its tricks in the order in which they were declared.
         write_json(folder / FILE, asdict(record), sort=False)

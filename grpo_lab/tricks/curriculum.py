@@ -35,6 +35,8 @@ class Memory:
     `looked` is the position in the stream, of all sources together, and `passed` how many problems the curriculum
     skipped there. `places` are the positions in the streams of all sources but the first, `drawn` the problems of each.
     Before a problem's first group `last` is NaN and `best` is -inf. `leftovers` are aborted groups, as plain values.
+    A curriculum that asks again keeps in `asked_at`, for each problem, how many problems had been drawn before it was
+    last, in `asked_again` how often it was asked again, and in `again_now` the batch and how many of it were that.
     """
 
     attempts: Int[Tensor, "S"]  # number of graded responses
@@ -47,6 +49,9 @@ class Memory:
     places: list[int] = field(default_factory=list)
     drawn: list[int] = field(default_factory=list)
     rubrics: dict[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # that a reward gathered, by index
+    asked_at: dict[int, int] = field(default_factory=dict)
+    asked_again: dict[int, int] = field(default_factory=dict)
+    again_now: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, size: int) -> Memory:
@@ -58,6 +63,11 @@ class Memory:
     def pass_rate(self) -> Float[Tensor, "S"]:
         """Share of right responses so far; 0 for a problem that was never asked."""
         return self.right / self.attempts.clamp(min=1)
+
+    @property
+    def replayed(self) -> int:
+        """How many of the problems drawn so far were asked again out of their turn."""
+        return sum(self.asked_again.values())
 
     def copy(self) -> Memory:
         """A copy; `note` on the copy does not change the original."""
@@ -133,10 +143,22 @@ class Curriculum(Trick, ABC):
         coming = _next_sources(number, pool)
         chances = _chances(self, coming, pool, streams)
         found: list[int] = []
-        for source in coming:
-            found.append(streams[source].next(chances, found, number))
+        for place, source in enumerate(coming):
+            again = self.again(pool, streams[source].members, found)
+            found.append(streams[source].next(chances, found, number) if again is None else again)
+            self.drew(pool, sum(_given(pool)) + place, found[-1], again is not None)
         pool.memory.drawn = [given + coming.count(source) for source, given in enumerate(_given(pool))]
         return found
+
+    def again(self, pool: Pool, members: Sequence[int], found: Sequence[int]) -> int | None:
+        """A problem of `members` to ask again, out of its turn; None to go on in the stream.
+
+        `found` are those of this draw so far.
+        """
+        return None
+
+    def drew(self, pool: Pool, before: int, problem: int, again: bool) -> None:
+        """Note in the memory that `problem` was drawn, `before` others before it."""
 
 
 def _given(pool: Pool) -> list[int]:
@@ -370,3 +392,60 @@ class Kimi(EasyToHard):
 
     def weights(self, pool: Pool) -> Float[Tensor, "S"]:
         return _unsolved(pool.memory) * super().weights(pool)
+
+
+@dataclass(frozen=True)
+class PromptReplay(Curriculum):
+    """Ask problems of medium difficulty again after a pause (Prompt Replay, arXiv:2603.21177).
+
+    up to `fraction` of each batch: the problems whose latest group has lowest <= pass rate <= highest, asked at least
+    `cooldown` batches ago and asked again fewer than `most` times; nearest to a pass rate of 0.5 first. The rest of the
+    batch goes on in the stream.
+
+    Of equally near ones the lower pass rate, then the one asked again less often, then the lower index comes first, as
+    in the authors' code. Only prompts come again: responses are new, so training stays on-policy. A problem that comes
+    in its turn is no replay, but its pause begins anew. A batch is problems_per_step problems of the stream, whether
+    they are drawn at once, one at a time or for a filter that refills. Differs: the authors' code adds a random fifth
+    to each pause, and an option lengthens it with the distance from 0.5.
+    """
+
+    fraction: float
+    cooldown: int  # in batches
+    most: int
+    lowest: float
+    highest: float
+
+    formula: ClassVar[str] = (
+        "up to {fraction} of a batch: problems with {lowest} <= pass rate <= {highest} again, nearest to 0.5 first, "
+        "{cooldown} steps later and {most} times at most"
+    )
+
+    def __post_init__(self) -> None:
+        require_field(0 < self.fraction <= 1, self, "fraction", "in (0, 1]")
+        require_field(self.cooldown >= 1, self, "cooldown", "at least 1")
+        require_field(self.most >= 1, self, "most", "at least 1")
+        require_field(0 <= self.lowest < self.highest <= 1, self, "lowest", "from 0 and below curriculum.highest")
+
+    def weights(self, pool: Pool) -> Float[Tensor, "S"]:
+        return torch.ones(pool.size, dtype=torch.float64)
+
+    def again(self, pool: Pool, members: Sequence[int], found: Sequence[int]) -> int | None:
+        memory, drawn = pool.memory, sum(_given(pool)) + len(found)
+        batch, number = memory.again_now
+        if batch == drawn // pool.batch and number >= int(self.fraction * pool.batch):
+            return None
+        here, ready = frozenset(members), list[tuple[float, float, int, int]]()
+        for problem, before in memory.asked_at.items():
+            rate, times = float(memory.last[problem]), memory.asked_again.get(problem, 0)
+            rested = drawn // pool.batch - before // pool.batch >= self.cooldown
+            free = problem in here and problem not in found and problem not in pool.taken
+            if rested and free and self.lowest <= rate <= self.highest and times < self.most:
+                ready.append((abs(rate - 0.5), rate, times, problem))
+        return min(ready)[-1] if ready and int(self.fraction * pool.batch) else None
+
+    def drew(self, pool: Pool, before: int, problem: int, again: bool) -> None:
+        memory, batch = pool.memory, before // pool.batch
+        memory.asked_at[problem] = before
+        if again:
+            memory.asked_again[problem] = memory.asked_again.get(problem, 0) + 1
+            memory.again_now = batch, (memory.again_now[1] if memory.again_now[0] == batch else 0) + 1

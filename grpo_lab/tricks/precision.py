@@ -33,6 +33,7 @@ class Precision(ABC):
     dtype_name: ClassVar[str]  # the torch name
     rounds: ClassVar[bool]  # whether rounding can make sampler and learner differ by an amount that matters
     scales_loss: ClassVar[bool] = False  # whether small gradients underflow in this type unless the loss is scaled up
+    quantizes: ClassVar[bool] = False  # whether linear layers round further than their type does: for samplers only
 
     def __post_init__(self) -> None:
         require_positive(self, "agreement")
@@ -40,6 +41,11 @@ class Precision(ABC):
     @property
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype_name)
+
+    @property
+    def quantizes_inputs(self) -> bool:
+        """True if linear layers round their inputs too."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -76,3 +82,29 @@ class Fp16(Precision):
     dtype_name: ClassVar[str] = "float16"
     rounds: ClassVar[bool] = True
     scales_loss: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Fp8Simulated(Precision):
+    """FP8 sampling on any hardware: linear layers rounded to float8_e4m3fn, products in bfloat16.
+
+        scale = max |w| / 448 of each output channel,  w = scale * e4m3(w / scale)
+
+    With `activations` the inputs of each linear layer are rounded in the same way, with a scale for each token, as W8A8
+    engines do. Scales are dynamic: of the weights at every sync, of the inputs at every token. Embedding, output head,
+    norms and KV cache stay in bfloat16, as in vLLM. The learner is untouched, so the difference shows as `mismatch/*`
+    and is what corrections act on (FP8 rollouts: arXiv:2605.13907). Differs from FP8 hardware: the rounded numbers are
+    rounded again to bfloat16, and sums run in the CPU's or GPU's own order. Differs from vLLM's `fp8_per_tensor`: a
+    scale for each channel, as in per-channel checkpoints, and not one for the whole matrix. Mixture-of-experts
+    weights that are no linear layers are not rounded.
+    """
+
+    activations: bool
+
+    dtype_name: ClassVar[str] = "bfloat16"
+    rounds: ClassVar[bool] = True
+    quantizes: ClassVar[bool] = True
+
+    @property
+    def quantizes_inputs(self) -> bool:
+        return self.activations

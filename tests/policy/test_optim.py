@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -11,11 +12,19 @@ from helpers import F64, assert_close
 from hypothesis import settings
 from torch import nn
 
-from grpo_lab.policy.optim import Adamw, Decay
+from grpo_lab.policy.optim import Adamw, Decay, Muon, Optimizer, Sgd, hidden_matrices, orthogonal
 
 ADAMW = Adamw(
     max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4,
     decay=Decay.constant, decay_share=0.25, final_share=0.1,
+)  # fmt: skip
+SGD = Sgd(
+    max_grad_norm=1e9, learning_rate=1e-2, warmup_updates=0, decay=Decay.constant, decay_share=0.25, final_share=0.1,
+    momentum=0.0, weight_decay=0.0,
+)  # fmt: skip
+MUON = Muon(
+    max_grad_norm=1e9, learning_rate=1e-2, warmup_updates=0, decay=Decay.constant, decay_share=0.25, final_share=0.1,
+    beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, momentum=0.95,
 )  # fmt: skip
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -146,3 +155,138 @@ def test_an_update_takes_the_rate_of_its_place_in_the_budget() -> None:
     assert adamw.step(optimizer, 0, spent=1.0).update_norm == pytest.approx(0, abs=1e-12)
     set_gradients(parameters, 1)
     assert adamw.step(optimizer, 1, spent=0.5).learning_rate == pytest.approx(0.5e-2)
+
+
+class Small(nn.Module):
+    """An embedding, two matrices, a bias and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table, self.tall, self.wide = nn.Embedding(7, 4), nn.Linear(4, 9), nn.Linear(9, 4, bias=False)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.double()
+        with torch.no_grad():
+            for one in self.parameters():
+                one.copy_(torch.randn(one.shape, dtype=F64, generator=generator))
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "number"),
+    [(SGD, 0), (replace(SGD, momentum=0.9), 1), (replace(SGD, weight_decay=0.3), 0),
+     (replace(SGD, momentum=0.9, weight_decay=0.3), 1), (MUON, 2), (replace(MUON, weight_decay=0.3), 2)],
+)  # fmt: skip
+def test_the_update_norm_of_every_optimiser_is_how_far_the_weights_went(optimizer: Optimizer, number: int) -> None:
+    model = Small()
+    parameters = list(model.parameters())
+    built = optimizer.build(parameters, model)
+    for update in range(4):
+        before = [parameter.detach().clone() for parameter in parameters]
+        set_gradients(parameters, update)
+        report = optimizer.step(built, update)
+        assert_close(report.update_norm, distance(before, parameters), 1e-10, f"update {update}")
+    assert report.update_norm > 1e-4
+    matrices = sum(one.numel() for one in hidden_matrices(model))
+    moments = [one.numel() for state in built.state.values() for name, one in state.items() if name != "step"]
+    assert sum(moments) == optimizer.state_numbers(sum(one.numel() for one in parameters), matrices)
+    assert number == 2 or sum(moments) == number * sum(one.numel() for one in parameters)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd_by_its_formula(momentum: float, weight_decay: float) -> None:
+    sgd, parameters = replace(SGD, momentum=momentum, weight_decay=weight_decay), weights()
+    optimizer, moved, buffer = sgd.build(parameters), parameters[0].detach().clone(), torch.zeros(3, 4, dtype=F64)
+    for update in range(3):
+        set_gradients(parameters, update)
+        gradient = parameters[0].grad
+        assert gradient is not None
+        buffer = momentum * buffer + gradient + weight_decay * moved
+        moved = moved - 1e-2 * buffer
+        sgd.step(optimizer, update)
+        assert_close(parameters[0].detach(), moved, 1e-12, f"update {update}")
+
+
+def test_half_the_gradient_is_half_of_sgds_update_and_all_of_the_others() -> None:
+    for optimizer in (SGD, ADAMW, MUON):
+        norms = []
+        for factor in (1.0, 0.5):
+            model = Small()
+            parameters = list(model.parameters())
+            set_gradients(parameters, 0, factor)
+            norms.append(optimizer.step(optimizer.build(parameters, model), 0).update_norm)
+        assert_close(norms[1] / norms[0], 1.0 if optimizer.scale_invariant else 0.5, 1e-6, str(optimizer))
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
+    model = Small()
+    names = {id(one): name for name, one in model.named_parameters()}
+    assert [names[id(one)] for one in hidden_matrices(model)] == ["tall.weight", "wide.weight"]
+    plain, adamw = Small(), Adamw(**{name: getattr(MUON, name) for name in vars(ADAMW)})
+    built, other = MUON.build(model.parameters(), model), adamw.build(plain.parameters())
+    for update in range(3):
+        set_gradients(list(model.parameters()), update)
+        set_gradients(list(plain.parameters()), update)
+        MUON.step(built, update)
+        adamw.step(other, update)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters()):
+        alike = torch.equal(mine, theirs)
+        assert alike == (name not in ("tall.weight", "wide.weight")), name
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4)])
+def test_muon_is_torchs_up_to_its_bfloat16(weight_decay: float, shape: tuple[int, int]) -> None:
+    """torch orthogonalises in bfloat16: the same matrix in that type, with its rounding at each of five steps."""
+    generator = torch.Generator().manual_seed(1)
+    layer = nn.Linear(shape[1], shape[0], bias=False)
+    twin = nn.Linear(shape[1], shape[0], bias=False)
+    twin.load_state_dict(layer.state_dict())
+    muon = replace(MUON, weight_decay=weight_decay)
+    built = muon.build(layer.parameters(), layer)
+    other = torch.optim.Muon(
+        twin.parameters(), 1e-2, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    for update in range(3):
+        before = layer.weight.detach().clone()
+        layer.weight.grad = torch.randn(shape, generator=generator)
+        twin.weight.grad = layer.weight.grad.clone()
+        report = muon.step(built, update)
+        other.step()
+        mine, theirs = layer.weight.detach(), twin.weight.detach()
+        apart = float((mine - theirs).norm()) / float((mine - before).norm())
+        assert apart < 0.03 * (update + 1), update
+        if not weight_decay:  # an update has about the root mean square of AdamW's, 0.2 times the rate
+            assert 0.7 < report.update_norm / (1e-2 * 0.2 * math.sqrt(36)) < 1.3
+
+
+def test_newton_schulz_by_singular_values() -> None:
+    """Each singular value s, of the matrix over its norm, becomes a s + b s^3 + c s^5 five times over."""
+    matrix = torch.randn(5, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    assert_close(orthogonal(matrix), left @ torch.diag(values) @ right, 1e-9, "singular vectors stay")
+    assert_close(orthogonal(matrix.T), orthogonal(matrix).T, 1e-12, "tall or wide")
+    assert orthogonal(torch.zeros(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("optimizer", [SGD, replace(SGD, momentum=0.9), MUON], ids=["sgd", "momentum", "muon"])
+def test_an_optimiser_goes_on_from_its_state_as_if_it_never_stopped(optimizer: Optimizer) -> None:
+    model, other = Small(), Small()
+    built = optimizer.build(model.parameters(), model)
+    for update in range(4):
+        if update == 2:
+            other.load_state_dict(model.state_dict())
+            again = optimizer.build(other.parameters(), other)
+            again.load_state_dict(copy.deepcopy(built.state_dict()))
+        set_gradients(list(model.parameters()), update)
+        optimizer.step(built, update)
+        if update >= 2:
+            set_gradients(list(other.parameters()), update)
+            optimizer.step(again, update)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters()))

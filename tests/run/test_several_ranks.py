@@ -48,6 +48,8 @@ VARIANTS = {
         "budget.amount=3", "baseline=value_tracker", "scale=none", "task.train_size=16", "task.probe_size=16",
         "problems_per_step=16",
     ],
+    "muon": ["budget.amount=2", "optimizer=muon"],
+    "sgd": ["budget.amount=2", "optimizer=sgd", "optimizer.momentum=0.9"],
 }  # fmt: skip
 
 
@@ -248,6 +250,27 @@ def test_an_adapter_goes_on_where_it_was(tmp_path: Path, tiny_base: Path) -> Non
         assert ours.keys() == theirs.keys() and any(bool(part.any()) for key, part in ours.items() if "lora_B" in key)
         for part in ours:
             torch.testing.assert_close(theirs[part], ours[part], rtol=0, atol=1e-5)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("optimizer", [["muon"], ["sgd"], ["sgd", "optimizer.momentum=0.9"]], ids="-".join)
+def test_the_state_of_every_optimiser_goes_on_where_it_was(tmp_path: Path, optimizer: list[str]) -> None:
+    """Two processes continue what one began, and one what two began and, bit for bit, what one began."""
+    steps = ["recipe=grpo", "budget.amount=2", "checkpoint_every=1", "keep_checkpoints=9"]
+    steps += [f"optimizer={optimizer[0]}", *optimizer[1:]]
+    one, two = tmp_path / "one", tmp_path / "two"
+    on_one(one, {"whole": steps})
+    on_two(two, {"whole": steps})
+    cut_back(of(one, "whole"), of(two, "of_one"), 1)
+    cut_back(of(one, "whole"), of(one, "of_one"), 1)
+    cut_back(of(two, "whole"), of(one, "of_two"), 1)
+    on_two(two, {"of_one": steps})
+    on_one(one, {"of_one": steps, "of_two": steps})
+    for folder, name in ((one, "of_one"), (two, "of_one"), (one, "of_two")):
+        same_metrics(of(folder, "whole"), of(folder, name))
+        same_weights(of(folder, "whole"), of(folder, name))
+    ours, theirs = (final_weights(of(one, name)) for name in ("whole", "of_one"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def adapter_of(run: Path) -> dict[str, torch.Tensor]:

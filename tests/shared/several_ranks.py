@@ -23,7 +23,7 @@ from grpo_lab.config.rules import check_compatible
 from grpo_lab.config.run_config import to_run
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.loop import start
-from grpo_lab.policy.optim import Adamw
+from grpo_lab.policy.optim import Optimizer
 
 WORLD = [
     "world=tiny", "tracking=none", "evaluation=brief", "evaluation.initial_kl=false", "evaluation.every=1000",
@@ -79,7 +79,7 @@ def on_one(folder: Path, runs: Runs) -> None:
     """All `runs` here, and a record of their gradients."""
     folder.mkdir(parents=True, exist_ok=True)
     gradients: list[dict[int, torch.Tensor]] = []
-    plain_step = Adamw.step
+    plain_step = Optimizer.step
 
     def noted(self, optimizer, update, spent=0.0):
         weights = [one for group in optimizer.param_groups for one in group["params"]]
@@ -87,7 +87,7 @@ def on_one(folder: Path, runs: Runs) -> None:
         gradients.append({place: tensors.full(one).clone() for place, one in found.items()})
         return plain_step(self, optimizer, update, spent)
 
-    Adamw.step = noted
+    Optimizer.step = noted
     try:
         for name, overrides in runs.items():
             gradients.clear()
@@ -97,7 +97,7 @@ def on_one(folder: Path, runs: Runs) -> None:
             if ranks.is_first():
                 torch.save(list(gradients), folder / f"{name}.pt")
     finally:
-        Adamw.step = plain_step
+        Optimizer.step = plain_step
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from compositions import run_of
 from helpers import F64, assert_close, queue_of
-from short_runs import SMALL, metrics_of, run_in_process
+from short_runs import SMALL, metrics_of, run_in_process, same_ending
 
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.run.checkpoint import latest, load_state
@@ -29,6 +30,7 @@ from grpo_lab.tricks.curriculum import (
     NoPositiveResampling,
     Pool,
     Prioritized,
+    PromptReplay,
     Unguessable,
     Uniform,
 )
@@ -249,6 +251,104 @@ def test_kimi_is_both_of_them() -> None:
     assert float(((counts - expected) / expected.sqrt())[inside].abs().max()) < 4
     late = replace(pool, progress=0.7)
     assert_close(kimi.weights(late), Prioritized().weights(late), 0.0, "after the ramp")
+
+
+# --- prompt replay --------------------------------------------------------------------------------------------------
+
+REPLAY = PromptReplay(fraction=0.5, cooldown=2, most=2, lowest=0.25, highest=0.75)
+
+
+def asked(trick: Curriculum, memory: Memory, batch: int, rates: dict[int, float], together: int) -> list[int]:
+    """A batch drawn `together` problems at a time, and its results: groups of 8 with these pass rates, else all wrong.
+
+    Until all are there none has a result, as in a step.
+    """
+    drawn: list[int] = []
+    while len(drawn) < batch:
+        drawn += trick.draw(together, pool_of(memory, batch, taken=frozenset(drawn)))
+    outcome = torch.stack([(torch.arange(8) < 8 * rates.get(index, 0.0)).to(F64) for index in drawn])
+    memory.note(torch.tensor(drawn), outcome, outcome, torch.ones_like(outcome, dtype=torch.bool))
+    return drawn
+
+
+@pytest.mark.parametrize("together", [4, 2, 1])
+def test_medium_problems_come_again_after_their_pause_by_hand(together: int) -> None:
+    """Twelve problems, four a batch, in batches of fresh ones f0, f1, ... of the plain stream.
+
+    f0 has pass rate 0.5, f1 0.75, f2 0.875 (too easy), f3 0 and f4 0.25. Two of a batch may be replays, two batches
+    later, twice at most.
+    """
+    plain = pool_of(Memory.of(12), 4)
+    stream = [index for _ in range(6) for index in Uniform().draw(4, plain)]
+    f, memory = stream, Memory.of(12)
+    rates = {f[0]: 0.5, f[1]: 0.75, f[2]: 0.875, f[4]: 0.25}
+    batches = [asked(REPLAY, memory, 4, rates, together) for _ in range(6)]
+    assert batches[0] == f[0:4] and batches[1] == f[4:8], "nothing has rested yet"
+    assert batches[2] == [f[0], f[1], f[8], f[9]], "nearest to 0.5 first; two of four"
+    assert batches[3][0] == f[4], "only f4 has rested: f0 and f1 were asked in the batch before"
+    fresh = [index for index in f[10:] if index != f[4]]
+    assert batches[3][1:] == fresh[:3], "the stream goes on where it was, without what is in the batch"
+    again = [index for index in (f[0], f[1]) if index not in batches[3]]  # the second pass may have met them already
+    assert batches[4][: len(again)] == again
+    assert memory.asked_again == {
+        index: sum(index in batch[:2] for batch in batches[2:]) for index in memory.asked_again
+    }
+    assert max(memory.asked_again.values()) <= 2 and memory.replayed >= 4
+    later = [asked(REPLAY, memory, 4, rates, together) for _ in range(8)]
+    assert max(memory.asked_again.values()) == 2 and set(memory.asked_again) <= set(rates) - {f[2]}
+    assert all(len(set(batch)) == 4 for batch in later), "no problem twice in a batch"
+
+
+def test_of_equally_near_ones_the_harder_and_less_repeated_comes_first() -> None:
+    memory = Memory.of(8)
+    memory.last[:] = torch.tensor([0.375, 0.625, 0.375, 0.5, 0.125, 0.75, 0.25, 0.875], dtype=F64)
+    memory.asked_at, memory.drawn = {index: index // 4 for index in range(8)}, [8]
+    memory.asked_again = {0: 1, 3: 2}
+    trick = replace(REPLAY, fraction=1.0)
+    assert trick.draw(4, pool_of(memory, 4)) == [2, 0, 1, 6], "3 was asked again twice, 4 and 7 lie outside"
+    assert memory.asked_again == {0: 2, 1: 1, 2: 1, 3: 2, 6: 1} and memory.asked_at[2] == 8 and memory.looked == 0
+
+
+def test_replays_are_of_the_source_whose_turn_it_is() -> None:
+    """Half of the problems of each of two sources: a medium problem of one replaces a fresh one of the same."""
+    memory, sources = Memory.of(8), torch.tensor([0] * 4 + [1] * 4)
+    memory.last[:], memory.asked_at, memory.drawn = 0.0, {5: 0}, [4, 4]
+    memory.last[5] = 0.5
+    pool = replace(pool_of(memory, 4), sources=sources, shares={"a": 0.5, "b": 0.5})
+    drawn = REPLAY.draw(4, pool)
+    assert [index // 4 for index in drawn] == [0, 1, 0, 1] and 5 in drawn and memory.drawn == [6, 6]
+    assert memory.asked_again == {5: 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("fraction", 0.0), ("fraction", 1.5), ("cooldown", 0), ("most", 0), ("lowest", 0.75), ("lowest", -0.1)],
+)
+def test_numbers_of_prompt_replay_out_of_range_are_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"PromptReplay.{field} must be"):
+        replace(REPLAY, **{field: value})
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("schedule", ["sync", "in_flight"])
+def test_a_replay_survives_a_kill(tmp_path: Path, schedule: str) -> None:
+    """Half the run, and the rest by the same command: who comes again, and every weight, as in one go."""
+    words = ("curriculum=prompt_replay", "curriculum.cooldown=1", "curriculum.lowest=0.1", "curriculum.highest=0.9",
+             f"schedule={schedule}", "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT,
+             *SMALL)  # fmt: skip
+    whole = run_in_process(tmp_path / "whole", *words)
+    memory = load_state(latest(whole / "checkpoints"))["queue"]["memory"]
+    assert sum(memory["asked_again"].values()) > 2
+    shares = [row["metrics"]["active_fraction/curriculum"] for row in metrics_of(whole)[1:]]
+    assert shares[0] == 0 and 0 < max(shares) <= 0.5
+    killed = tmp_path / "killed" / "run" / "seed=0"
+    shutil.copytree(whole, killed)
+    (killed / "DONE").unlink()
+    for place in (killed / "checkpoints").iterdir():
+        if place.name > "step=000003":
+            shutil.rmtree(place)
+    run_in_process(tmp_path / "killed", *words)
+    same_ending(killed, whole)
 
 
 # --- one from the outside -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
 from grpo_lab.analysis.metric_names import in_words, title
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
+from grpo_lab.analysis.sources.matched_norms import matched_norms, norms_table
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count, barnard
 from grpo_lab.analysis.stats.comparison import HARM, Comparison
@@ -269,10 +270,11 @@ def _one_finding(data: SweepData, judgement: Judgement, on: str) -> str:
 
 def verdict_text(data: SweepData, finals: FinalValues) -> str:
     """The question, each prediction with its verdict, tuned numbers, overstatement, and caveats."""
-    known, chosen = caveats(data, finals), chosen_numbers(data.record)
+    known, chosen, matched = caveats(data, finals), chosen_numbers(data.record), matched_norms(data.record)
     parts = [
         _predictions(data, data.declaration, finals) if data.declaration else arms_table(data, finals),
         ["Tuned values; ! marks a number near an end of its range", *numbers_table(chosen)] if chosen else [],
+        ["Matched update norms, in the pilot", *norms_table(matched)] if matched else [],
         _omnibus(data, finals),
         _overstatements(data, finals),
         ["Caveats", *(f"  {line}" for line in known)] if known else [],

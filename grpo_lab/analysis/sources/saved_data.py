@@ -89,12 +89,14 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     cells = {(cell.level, cell.arm, cell.seed): cell for cell in (*saved.record.cells, *data.record.cells)}
     pilots = {(one["level"], one["arm"], one["metric"]): one for one in (*saved.record.pilot, *data.record.pilot)}
     tuning = {(one["level"], one["arm"]): one for one in (*saved.record.tuning, *data.record.tuning)}
+    matching = {(one["level"], one["arm"]): one for one in (*saved.record.matching, *data.record.matching)}
     record = replace(
         data.record,
         cells=list(cells.values()),
         declared=_without_repeats([*saved.record.declared, *data.record.declared]),
         pilot=list(pilots.values()),
         tuning=list(tuning.values()),
+        matching=list(matching.values()),
     )
     return replace(
         data,
