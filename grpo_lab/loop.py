@@ -24,7 +24,7 @@ from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import prepare_torch
 from grpo_lab.learner.mismatch import probe_sync, sync_sampler
 from grpo_lab.learner.step_metrics import MEASURED_AXES, FinishedStep, no_op_axes, rollout_table, step_metrics
-from grpo_lab.learner.update import compute_logprobs, estimate_advantages, make_inputs, train_on
+from grpo_lab.learner.update import compute_logprobs, credited, estimate_advantages, make_inputs, train_on
 from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.queue import RolloutQueue
 from grpo_lab.rollout.stream import open_queue
@@ -95,16 +95,17 @@ def train(run: RunConfig, state: RunState, queue: RolloutQueue, recorder: Record
             advantages = estimate_advantages(run.baseline, run.scale, state, before, batch.rollouts, ends)
         with clock("train"):
             # 9 batch: token credit, then the teacher
-            inputs = make_inputs(run.token_credit, run.teacher, batch.rollouts, before, advantages, state.entropy_coef)
+            rewarded = credited(run.credit_tricks, batch.rollouts, before, advantages, state.account.steps)
+            inputs = make_inputs(run.teacher, batch.rollouts, before, rewarded, state.entropy_coef)
             # 10 minibatches: loss, backward, step
             accumulator = train_on(run.update_settings, state, inputs, before, advantages)
         with clock("sync"):
             # 11 sync weights
             sync_sampler(run.sync_settings, state, queue)
         # 12 log, evaluate, save
-        step = FinishedStep(batch, before, advantages, inputs, accumulator)
+        step = FinishedStep(batch, before, advantages, rewarded, inputs, accumulator)
         table = partial(rollout_table, state.tokenizer, step)
-        metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.token_credit, run.teacher)
+        metrics = step_metrics(queue, step, run.task, run.reward, run.aggregation, run.teacher)
         recorder.record(state, queue, clock, metrics, table, batch.version)
 
 

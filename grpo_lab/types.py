@@ -466,8 +466,9 @@ class Batch:
     `learner_share` is the learner's share in each token's old log-prob where that is interpolated at each update, else
     None. The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
     the tokens that `Surrogate.mark` chose over the whole optimiser step, None before that. `twin_factors` multiply the
-    weights of the surrogate's random twin; None without one. `right` are the rows whose outcome is 1, and
-    `right_tokens` counts their tokens in the loss over the whole optimiser step.
+    weights of the surrogate's random twin, and `twin_stays` are the tokens that the update mask's leaves in; None
+    without one. `right` are the rows whose outcome is 1, and `right_tokens` counts their tokens in the loss over the
+    whole optimiser step.
     """
 
     rows: Int[Tensor, "M"]
@@ -485,6 +486,7 @@ class Batch:
     original_totals: Totals
     marked: Bool[Tensor, "M T"] | None = None
     twin_factors: Float[Tensor, "M T"] | None = None
+    twin_stays: Bool[Tensor, "M T"] | None = None
     right: Bool[Tensor, "M"] | None = None
     right_tokens: int = 0
     learner_share: Float[Tensor, "M T"] | None = None

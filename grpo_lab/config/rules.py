@@ -83,7 +83,9 @@ _SELECTS: Mapping[Selects, Callable[[RunConfig], bool]] = {
     Selects.correction: lambda run: not run.correction.is_no_op,
     Selects.rejection: lambda run: not run.rejection.is_no_op,
     Selects.entropy: lambda run: run.entropy.selects_tokens,
+    Selects.token_credit: lambda run: not run.token_credit.is_no_op,
     Selects.surrogate: lambda run: not run.surrogate.is_no_op and not run.surrogate.pulls_without_advantage,
+    Selects.update_mask: lambda run: not run.update_mask.is_no_op,
 }
 
 
@@ -127,10 +129,23 @@ ERRORS: tuple[Rule, ...] = (
     ),
     Rule(
         "twin_of_mixed_rows",
-        ("twin", "importance", "baseline"),
-        lambda run: _has_twin(run, Selects.surrogate) and not run.importance.per_token and run.baseline.per_token,
+        ("twin", "importance", "update_mask", "baseline"),
+        lambda run: (
+            run.baseline.per_token
+            and (
+                (_has_twin(run, Selects.surrogate) and not run.importance.per_token)
+                or (_has_twin(run, Selects.update_mask) and not run.update_mask.divides_rows)
+            )
+        ),
         "a response has one ratio and its tokens have advantages of both signs, so neither rows nor tokens are clipped",
-        "set importance=token, or a baseline with one advantage per response",
+        "set importance=token and update_mask=none, or a baseline with one advantage per response",
+    ),
+    Rule(
+        "twin_of_a_correction_in_the_updates",
+        ("twin", "correction", "old_policy"),
+        lambda run: _has_twin(run, Selects.correction) and run.old_policy.interpolates,
+        "an interpolated old policy is corrected in each update, where no twin of the weights is drawn",
+        "set old_policy=recomputed, or name other axes in twin.of",
     ),
     Rule(
         "baseline_needs_a_group",

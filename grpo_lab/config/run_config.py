@@ -25,6 +25,7 @@ from grpo_lab.budget.cost_model import CostModel
 from grpo_lab.checks import require_field, require_not_negative
 from grpo_lab.config.evaluation import Evaluation
 from grpo_lab.config.stages import (
+    CreditTricks,
     LearnerSettings,
     LengthLimits,
     LogprobTricks,
@@ -323,6 +324,10 @@ class RunConfig:
     @property
     def logprob_tricks(self) -> LogprobTricks:
         return self._part(LogprobTricks)
+
+    @property
+    def credit_tricks(self) -> CreditTricks:
+        return self._part(CreditTricks)
 
     @property
     def loss_tricks(self) -> LossTricks:

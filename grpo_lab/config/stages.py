@@ -138,6 +138,15 @@ class LogprobTricks:
 
 
 @dataclass(frozen=True)
+class CreditTricks:
+    """Stage 9: what divides a response's advantage among its tokens."""
+
+    token_credit: TokenCredit
+    twin: Twin
+    seed: int
+
+
+@dataclass(frozen=True)
 class LossTricks:
     """The options of which a microbatch's loss is made."""
 

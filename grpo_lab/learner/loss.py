@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ import torch
 from grpo_lab.config.stages import LossTricks
 from grpo_lab.tricks.base import NEGLIGIBLE
 from grpo_lab.tricks.convention import Scope
+from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.surrogate import Ppo, StepTokens, SurrogateInputs
 from grpo_lab.types import Batch, Float, LossOutput, Tensor
 
@@ -40,7 +41,9 @@ def policy_loss(
     weights = torch.ones_like(current) if batch.correction_weights is None else batch.correction_weights
     if batch.learner_share is not None:  # an interpolated old policy, which had no log-probs before
         weights = tricks.correction(old, batch.sampler_logprobs, mask)
-    stays = tricks.update_mask(current, batch.sampler_logprobs, batch.advantages, mask)
+    stays = batch.twin_stays
+    if stays is None:
+        stays = tricks.update_mask(current, batch.sampler_logprobs, batch.advantages, mask)
     token_loss = torch.where(stays, surrogate.token_loss * weights, 0.0)
     kl_term = tricks.kl(logprobs, old, batch.ref_logprobs)
     entropy_term = tricks.entropy(entropy, batch.entropy_coef)
@@ -130,50 +133,70 @@ def mark_tokens(
 
 
 @torch.no_grad()
-def draw_twin(
+def draw_twins(
     tricks: LossTricks,
     batches: Sequence[Batch],
     logprobs: Sequence[Tensor],
-    noise: Float[Tensor, "N T"],
+    noise: Mapping[Selects, Float[Tensor, "N T"]],
 ) -> list[Batch]:
-    """The microbatches of one optimiser step, with `twin_factors` set to the surrogate's factors, dealt out again.
+    """The microbatches of one optimiser step, with what surrogate and update mask do to a token dealt out again.
 
-    A factor is the weight of a token divided by its weight without the trust region. The tokens in the loss with an
-    advantage exchange theirs; where a response has one ratio, whole rows do. `logprobs` and `noise` are as in
-    `mark_tokens`; microbatching decides nothing.
+    `noise` has the axes of which the run has a random twin. The tokens in the loss with an advantage exchange their
+    surrogate's factors (the weight divided by the weight without the trust region), and whether the update mask keeps
+    them. Where a response is judged as a whole, whole rows do. `logprobs` and each noise are as in `mark_tokens`;
+    microbatching decides nothing.
     """
-    if not batches:
-        return []
-    factors, eligible = [], []
-    for batch, values in zip(batches, logprobs):
-        inputs = SurrogateInputs(
-            values, _log_ratio(tricks, batch, values), batch.advantages, batch.loss_mask, batch.marked
-        )
-        opened = tricks.surrogate.open_weight(inputs)
-        factors.append(torch.where(opened > 0, tricks.surrogate(inputs).weight / opened, 1.0))
-        eligible.append(batch.loss_mask & (batch.advantages != 0))
-    by_row = not tricks.importance.per_token
-    units = [mask & (mask.cumsum(dim=1) == 1) if by_row else mask for mask in eligible]  # a row is its first token
+    drawn = list(batches)
+    eligible = [batch.loss_mask & (batch.advantages != 0) for batch in batches]
+    for axis, numbers in noise.items() if batches else ():
+        if axis is Selects.surrogate:
+            own = [_factors(tricks, batch, values) for batch, values in zip(batches, logprobs)]
+            dealt = _dealt_out(batches, own, eligible, not tricks.importance.per_token, numbers)
+            drawn = [replace(batch, twin_factors=part) for batch, part in zip(drawn, dealt)]
+        else:
+            own = [
+                tricks.update_mask(values, batch.sampler_logprobs, batch.advantages, batch.loss_mask)
+                for batch, values in zip(batches, logprobs)
+            ]
+            dealt = _dealt_out(batches, own, eligible, not tricks.update_mask.divides_rows, numbers)
+            drawn = [replace(batch, twin_stays=part) for batch, part in zip(drawn, dealt)]
+    return drawn
+
+
+def _factors(tricks: LossTricks, batch: Batch, logprobs: Tensor) -> Tensor:
+    log_ratio = _log_ratio(tricks, batch, logprobs)
+    inputs = SurrogateInputs(logprobs, log_ratio, batch.advantages, batch.loss_mask, batch.marked)
+    opened = tricks.surrogate.open_weight(inputs)
+    return torch.where(opened > 0, tricks.surrogate(inputs).weight / opened, 1.0)
+
+
+def _dealt_out(
+    batches: Sequence[Batch], own: Sequence[Tensor], eligible: Sequence[Tensor], by_row: bool, noise: Tensor
+) -> list[Tensor]:
+    """Each microbatch's values [M T], exchanged by `noise` among the eligible tokens of all; 1 on the other tokens.
+
+    `by_row`: whole rows exchange the value of their first eligible token.
+    """
+    units = [mask & (mask.cumsum(dim=1) == 1) if by_row else mask for mask in eligible]
     address = _addresses([replace(batch, loss_mask=unit) for batch, unit in zip(batches, units)], noise.shape[1])
     order = torch.argsort(address)
-    values = torch.cat([part[unit] for part, unit in zip(factors, units)])
+    values = torch.cat([part[unit] for part, unit in zip(own, units)])
     drawn = noise.to(address.device).flatten()[address[order]]
     dealt = torch.empty_like(values)
     dealt[order] = values[order][drawn.argsort(stable=True)]
-    drawn_batches = []
-    for batch, unit, mask, part in zip(batches, units, eligible, dealt.split([int(unit.sum()) for unit in units])):
-        given = torch.ones_like(batch.advantages, dtype=values.dtype)
+    found = []
+    for unit, mask, part in zip(units, eligible, dealt.split([int(unit.sum()) for unit in units])):
+        given = torch.ones_like(mask, dtype=values.dtype)
         given[unit] = part
         if by_row:
-            rows = torch.where(unit, given, 0.0).sum(dim=1, keepdim=True)
-            given = torch.where(mask, rows, 1.0)
-        drawn_batches.append(replace(batch, twin_factors=given))
-    return drawn_batches
+            rows = torch.where(unit, given, 0).sum(dim=1, keepdim=True).to(values.dtype)
+            given = torch.where(mask, rows, torch.ones_like(rows))
+        found.append(given)
+    return found
 
 
 def _log_ratio(tricks: LossTricks, batch: Batch, logprobs: Tensor) -> Tensor:
-    old = logprobs if batch.old_logprobs is None else batch.old_logprobs
-    return tricks.importance(logprobs, old, batch.loss_mask)
+    return tricks.importance(logprobs, old_logprobs(batch, logprobs), batch.loss_mask)
 
 
 def _addresses(batches: Sequence[Batch], width: int) -> Tensor:

@@ -12,7 +12,7 @@ import transformers
 
 from grpo_lab.learner.mismatch import mismatch_metrics
 from grpo_lab.learner.response_metrics import group_means, response_metrics, unanswered
-from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateAccumulator, credited
+from grpo_lab.learner.update import Advantages, BeforeUpdates, UpdateAccumulator
 from grpo_lab.policy.batching import StepInputs, expand, totals_of
 from grpo_lab.rollout.grading import token_texts
 from grpo_lab.rollout.queue import RolloutBatch, RolloutQueue
@@ -22,7 +22,6 @@ from grpo_lab.tricks.aggregation import Aggregation
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.tricks.group_filter import Signal, without_signal
 from grpo_lab.tricks.teacher import Teacher
-from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.types import Bool, Float, Graded, Groups, Int, Tensor
 
 # The axes whose options may be no-ops in a run, and are then reported as such.
@@ -44,6 +43,7 @@ class FinishedStep:
     batch: RolloutBatch
     before: BeforeUpdates
     advantages: Advantages
+    rewarded: Float[Tensor, "N T"]  # advantages of single tokens after token credit
     inputs: StepInputs
     accumulator: UpdateAccumulator
 
@@ -54,7 +54,6 @@ def step_metrics(
     task: Task,
     reward: Grader,
     aggregation: Aggregation,
-    token_credit: TokenCredit,
     teacher: Teacher,
 ) -> dict[str, float]:
     """All metrics of a step that follow from its stages, under their names in the registry."""
@@ -79,7 +78,7 @@ def step_metrics(
             aggregation, step.inputs.loss_mask, rollouts.group_size, step.inputs.advantages
         ),
         "train/entropy_coef": step.inputs.entropy_coef,
-    } | reweighed_advantages(token_credit, teacher, step)  # fmt: skip
+    } | reweighed_advantages(teacher, step)  # fmt: skip
 
 
 def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
@@ -206,13 +205,12 @@ def reweighted_tokens(
     return float(((ratio - 1).abs() > REWEIGHTED).double().mean()) if len(ratio) else 0.0
 
 
-def reweighed_advantages(token_credit: TokenCredit, teacher: Teacher, step: FinishedStep) -> dict[str, float]:
+def reweighed_advantages(teacher: Teacher, step: FinishedStep) -> dict[str, float]:
     """The shares of the loss's tokens whose advantage token credit and the teacher changed; nothing without a teacher.
 
     A token of advantage 0, which token credit never changes, counts as unchanged.
     """
-    mask = step.before.loss_mask
-    rewarded = credited(token_credit, step.before, step.advantages)
+    mask, rewarded = step.before.loss_mask, step.rewarded
     metrics = {"active_fraction/token_credit": _share_moved(expand(step.advantages.scaled, mask), rewarded, mask)}
     if teacher.needs_model:
         metrics["active_fraction/teacher"] = _share_moved(rewarded, step.inputs.advantages, mask)

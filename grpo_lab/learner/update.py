@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from grpo_lab.config.stages import LogprobTricks, LossTricks, UpdateSettings
+from grpo_lab.config.stages import CreditTricks, LogprobTricks, LossTricks, UpdateSettings
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.distributed.device import on_cpu, on_device
-from grpo_lab.learner.loss import draw_twin, mark_tokens, policy_loss
+from grpo_lab.learner.loss import draw_twins, mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync, member_metrics
 from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
@@ -27,7 +27,6 @@ from grpo_lab.tricks.baseline import Baseline, Credit, Estimator, rewards_by_tok
 from grpo_lab.tricks.scale import Scale
 from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.teacher import Teacher
-from grpo_lab.tricks.token_credit import TokenCredit
 from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Batch, Bool, Float, Graded, Int, LossOutput, Rollouts, Tensor
 
@@ -335,22 +334,28 @@ def scaled(baseline: Baseline, scale: Scale, centred: Tensor, graded: Graded, ac
     return scale.of_tokens(centred, accepted & graded.in_statistics.flatten()[:, None], graded)
 
 
-def credited(token_credit: TokenCredit, before: BeforeUpdates, advantages: Advantages) -> Float[Tensor, "N T"]:
-    """The advantages of single tokens, 0 outside the loss, after token credit and before a teacher."""
-    each = expand(advantages.scaled, before.loss_mask)
-    return expand(token_credit(each, before.logprobs, before.entropy, before.loss_mask), before.loss_mask)
+def credited(
+    tricks: CreditTricks, rollouts: Rollouts, before: BeforeUpdates, advantages: Advantages, step: int
+) -> Float[Tensor, "N T"]:
+    """Stage 9: the advantages of single tokens, 0 outside the loss, after token credit or its random twin."""
+    each, twin = expand(advantages.scaled, before.loss_mask), tricks.twin
+    own = tricks.token_credit(each, before.logprobs, before.entropy, before.loss_mask)
+    if twin.of_axis(Selects.token_credit):
+        eligible = before.loss_mask & (each != 0)
+        noise = partial(rollout_uniforms, rollouts, tricks.seed, step=step)
+        factors = torch.where(eligible, own / each, 1.0)
+        own = each * twin.redraw(Selects.token_credit, factors, eligible, noise)
+    return expand(own, before.loss_mask)
 
 
 def make_inputs(
-    token_credit: TokenCredit,
     teacher: Teacher,
     rollouts: Rollouts,
     before: BeforeUpdates,
-    advantages: Advantages,
+    rewarded: Float[Tensor, "N T"],
     entropy_coef: float,
 ) -> StepInputs:
-    """Stage 9: the inputs of the loss for all rows; token credit, then a teacher, change single tokens' advantages."""
-    rewarded = credited(token_credit, before, advantages)
+    """Stage 9: the inputs of the loss for all rows; a teacher changes the advantages `rewarded` of single tokens."""
     scored = before.accepted_mask & before.teacher_mask
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, scored)
     return StepInputs(
@@ -429,14 +434,17 @@ def _privileged_logprobs(
 
 def step_noise(
     tricks: LossTricks, updates: Updates, rollouts: Rollouts, seed: int, step: int, number: int
-) -> dict[str, Float[Tensor, "N T"]]:
+) -> dict[str | Selects, Float[Tensor, "N T"]]:
     """One uniform number per token, new for each pass over the batch, for each choice over the optimiser step.
 
-    The keys are "mark", if the surrogate marks tokens, and "twin", if its random twin does. `number` counts the step's
-    updates.
+    The keys are "mark", if the surrogate marks tokens, and the axes of the loss that have a random twin. `number`
+    counts the step's updates.
     """
-    streams = {"mark": "mark"} if tricks.surrogate.mark_scope is not None else {}
-    streams |= {"twin": Selects.surrogate.stream} if tricks.twin.of_axis(Selects.surrogate) else {}
+    streams: dict[str | Selects, str] = {"mark": "mark"} if tricks.surrogate.mark_scope is not None else {}
+    if not tricks.surrogate.is_no_op and tricks.twin.of_axis(Selects.surrogate):
+        streams[Selects.surrogate] = Selects.surrogate.stream
+    if not tricks.update_mask.is_no_op and tricks.twin.of_axis(Selects.update_mask):
+        streams[Selects.update_mask] = Selects.update_mask.stream
     again = number // updates.minibatches
     return {
         name: rollout_uniforms(rollouts, seed, f"{stream}/{again}" if again else stream, step)
@@ -445,9 +453,9 @@ def step_noise(
 
 
 def marked(
-    tricks: LossTricks, state: RunState, batches: list[Batch], noise: Mapping[str, Float[Tensor, "N T"]]
+    tricks: LossTricks, state: RunState, batches: list[Batch], noise: Mapping[str | Selects, Float[Tensor, "N T"]]
 ) -> list[Batch]:
-    """The microbatches with `marked` and `twin_factors` set, for one more forward pass. Unchanged without `noise`."""
+    """The microbatches with all choices over the whole step, for one more forward pass; unchanged without `noise`."""
     if not noise:
         return batches
     with torch.no_grad():
@@ -457,7 +465,8 @@ def marked(
     logprobs = ranks.in_order(len(batches), on_cpu(own))
     if "mark" in noise:
         batches = mark_tokens(tricks, batches, logprobs, noise["mark"])
-    return draw_twin(tricks, batches, logprobs, noise["twin"]) if "twin" in noise else batches
+    twins = {axis: numbers for axis, numbers in noise.items() if isinstance(axis, Selects)}
+    return draw_twins(tricks, batches, logprobs, twins)
 
 
 def update(

@@ -150,6 +150,10 @@ class AllOf(Rejection):
         return self.members
 
     @property
+    def per_token(self) -> bool:
+        return any(member.per_token for member in self.members.values())
+
+    @property
     def rejected_in_statistics(self) -> bool:
         """Whether rejected rows stay in the statistics: that of every member."""
         return next(iter(self.members.values())).rejected_in_statistics

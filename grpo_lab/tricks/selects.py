@@ -15,7 +15,9 @@ class Selects(Enum):
     correction       tokens or rows whose weight is not their ratio
     rejection        tokens or rows that are in the loss
     entropy          tokens in the loss
-    surrogate        tokens in the loss of an optimiser step with an advantage other than 0; rows if a row has one ratio
+    token_credit     tokens in the loss with an advantage other than 0
+    surrogate        tokens of an optimiser step in the loss with such an advantage; rows if a row has one ratio
+    update_mask      the same tokens; rows if it judges whole responses
     """
 
     question_filter = "question_filter"
@@ -25,7 +27,9 @@ class Selects(Enum):
     correction = "correction"
     rejection = "rejection"
     entropy = "entropy"
+    token_credit = "token_credit"
     surrogate = "surrogate"
+    update_mask = "update_mask"
 
     @property
     def stream(self) -> str:

@@ -209,7 +209,9 @@ class Empty(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        kind = type(name, (), {"__init__": lambda self, *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)})
+        kind = type(
+            name, (), {"__init__": lambda self, *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)}
+        )
         kind.__call__ = lambda self, *given, **_: given[0] if given else None  # a decorator keeps its function
         setattr(self, name, kind)
         return kind
@@ -832,7 +834,12 @@ def prime_rl(record: Record, clone: str) -> None:
     space: dict[str, Any] = {"torch": torch, "dataclass": dataclass, "field": field}
     source.take(space, "LossInputs", "LossOutputs", decorated=True)
     source.take(
-        space, "_safe_mean", "compute_importance_ratio_and_mismatch_kl", "default_loss_fn", "ipo_loss_fn", "compute_loss"
+        space,
+        "_safe_mean",
+        "compute_importance_ratio_and_mismatch_kl",
+        "default_loss_fn",
+        "ipo_loss_fn",
+        "compute_loss",
     )
 
     def case(name: str, function: str, **given: Any) -> None:

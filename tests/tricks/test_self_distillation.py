@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.run_config import RunConfig, to_run
-from grpo_lab.learner.update import compute_logprobs, estimate_advantages, make_inputs
+from grpo_lab.learner.update import compute_logprobs, credited, estimate_advantages, make_inputs
 from grpo_lab.loop import open_run
 from grpo_lab.rollout.continuations import PrefixRollouts
 from grpo_lab.rollout.queue import RolloutQueue
@@ -124,8 +124,9 @@ def test_tokens_are_learnt_by_what_a_plain_forward_pass_behind_the_longer_prompt
         asked = rollouts.prompts
         before = compute_logprobs(run.logprob_tricks, state, graded, rollouts)
         ends = PrefixRollouts(queue.maker, "", state.session, state.account, state.model_flops, rollouts)
-        advantages = estimate_advantages(run.baseline, run.scale, before, rollouts, ends)
-        inputs = make_inputs(plan, rollouts, before, advantages, 0.0)
+        advantages = estimate_advantages(run.baseline, run.scale, state, before, rollouts, ends)
+        rewarded = credited(run.credit_tricks, rollouts, before, advantages, 0)
+        inputs = make_inputs(plan, rollouts, before, rewarded, 0.0)
     assert isinstance(plan, SelfDistillation) and before.teacher_logprobs is not None
     assert not before.teacher_logprobs.requires_grad
     assert all(weight.grad is None for weight in state.learner.parameters())

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from grpo_lab.config.explain import formula
 from grpo_lab.config.run_config import to_run
+from grpo_lab.config.stages import CreditTricks
 from grpo_lab.learner.update import Advantages, BeforeUpdates, make_inputs
+from grpo_lab.learner.update import credited as credited_of
 from grpo_lab.tricks.surrogate import Delight, SurrogateInputs
 from grpo_lab.tricks.teacher import OnPolicyDistillation
 from grpo_lab.tricks.token_credit import (
@@ -25,6 +27,7 @@ from grpo_lab.tricks.token_credit import (
     TokenCredit,
     Uncertainty,
 )
+from grpo_lab.tricks.twin import NoTwin
 from grpo_lab.types import WeightType
 
 EXACT = 1e-12
@@ -159,7 +162,11 @@ def taught(credit: TokenCredit, reward_weight: float) -> list[list[float]]:
         accepted_mask=MASK, loss_mask=MASK, metrics={},
     )  # fmt: skip
     teacher = OnPolicyDistillation("there", "", WeightType.fp32, 0.5, 0.0, reward_weight)
-    inputs = make_inputs(credit, teacher, make_rollouts([4, 4], 2), before, Advantages(ADVANTAGES, ADVANTAGES), 0.0)
+    rollouts = make_rollouts([4, 4], 2)
+    rewarded = credited_of(
+        CreditTricks(credit, NoTwin(), 0), rollouts, before, Advantages(ADVANTAGES, ADVANTAGES), step=0
+    )
+    inputs = make_inputs(teacher, rollouts, before, rewarded, 0.0)
     return inputs.advantages.tolist()
 
 

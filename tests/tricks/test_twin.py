@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from grpo_lab.config.rules import broken_rules
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.config.stages import LogprobTricks
-from grpo_lab.learner.loss import draw_twin
+from grpo_lab.learner.loss import draw_twins
 from grpo_lab.learner.update import accepted_tokens, correction_weights
 from grpo_lab.policy.batching import make_minibatch
 from grpo_lab.run.training_problems import read_questions, redrawn
@@ -129,9 +129,9 @@ def test_the_twin_deals_out_the_factors_whatever_the_microbatches(
         batches = make_minibatch(inputs, range(3), run.denominator, Microbatching(limit, 192))
         batches = marked(run, batches, scene.logprobs, scene.rollouts)
         each = [scene.logprobs.flatten()[batch.tokens] for batch in batches]
-        noise = rollout_uniforms(scene.rollouts, 0, "twin/surrogate", 0)
+        noise = {Selects.surrogate: rollout_uniforms(scene.rollouts, 0, "twin/surrogate", 0)}
         given_out, own = (torch.ones_like(scene.logprobs) for _ in range(2))
-        for batch, values in zip(draw_twin(run.loss_tricks, batches, each, noise), each):
+        for batch, values in zip(draw_twins(run.loss_tricks, batches, each, noise), each):
             columns = torch.arange(batch.tokens.shape[1])
             given_out[batch.rows[:, None], columns] = batch.twin_factors
             tokens = SurrogateInputs(
