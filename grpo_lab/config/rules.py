@@ -313,7 +313,7 @@ ERRORS: tuple[Rule, ...] = (
         ("aggregation", "baseline", "teacher"),
         lambda run: run.aggregation.reads_signs and (run.baseline.per_token or run.teacher.needs_model),
         "this aggregation divides responses by the sign of their advantage, and here each token has its own",
-        "set aggregation=prompt_mean, or a baseline of one number per response and teacher=none",
+        "set aggregation=prompt_mean, or choose a baseline of one number per response, and no teacher",
     ),
     Rule(
         "outcome_counts_twice",

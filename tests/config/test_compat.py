@@ -165,7 +165,7 @@ CASES = (
     Case(
         "signs_are_of_responses",
         "aggregation=balanced teacher=on_policy teacher.path=there scale=none",
-        ("aggregation=prompt_mean", "teacher=none"),
+        ("aggregation=prompt_mean",),
     ),
     Case(
         "outcome_counts_twice",

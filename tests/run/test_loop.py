@@ -190,14 +190,14 @@ def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["k3_loss_adaptive", "k1_reward_adaptive"])
 def test_a_kl_coefficient_that_follows_a_target_goes_on_after_a_kill(tmp_path: Path, option: str) -> None:
     """The lines of the log after the cut are those of the run that was not cut, and the coefficients that of the KL."""
-    overrides = [f"kl={option}", "kl.kl_coef=0.1", "kl.target=0.001", "kl.horizon=64", "budget.amount=4"]
+    overrides = [f"kl={option}", "kl.kl_coef=0.1", "kl.target=0.1", "kl.horizon=128", "budget.amount=4"]
     overrides += ["checkpoint_every=2", "optimizer.learning_rate=1e-3", "optimizer.warmup_updates=0"]
     folder = brief_run(tmp_path, *overrides)
     rows = [row["metrics"] for row in metrics_of(folder)[1:]]
     run_rows, coef, moves = rows[0]["rollout/groups"] * 8, 0.1, []
     for row in rows:
         assert row["train/kl_coef"] == pytest.approx(coef, rel=1e-9)
-        moves.append(min(max(row["train/k3_ref"] / 0.001 - 1, -0.2), 0.2) * min(run_rows / 64, 1))
+        moves.append(min(max(row["train/k3_ref"] / 0.1 - 1, -0.2), 0.2) * min(run_rows / 128, 1))
         coef *= 1 + moves[-1]
     assert len({round(move, 6) for move in moves}) > 1, "it moved by the KL of each step"
     (folder / "DONE").unlink()
