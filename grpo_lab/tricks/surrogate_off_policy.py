@@ -304,7 +304,7 @@ class Delightful(Surrogate):
 
     loss = -sg(sigmoid(A * (-logprob) / eta)) * A * logprob
 
-    Rare tokens of good responses weigh up to 1, rare ones of bad responses almost 0, and likely tokens 1/2. Differs from
+    Rare tokens of good responses weigh up to 1, rare ones of bad responses almost 0, likely tokens 1/2. Differs from
     Reinforce: by that gate only; like it, it reads no ratio. It acts on-policy too, where it changes the gradient's
     direction and about halves its size.
     """
