@@ -204,7 +204,7 @@ def short(values: Tensor) -> Any:
 class Empty(types.ModuleType):
     """A module that is not installed: any name in it is an empty class."""
 
-    __path__: list[str] = []
+    __path__: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -680,7 +680,7 @@ def areal(record: Record) -> None:
 
 
 def trinity(record: Record) -> None:
-    (losses, fns), missing = imported("trinity", "trinity.algorithm.policy_loss_fn", "trinity.algorithm.advantage_fn")
+    _, missing = imported("trinity", "trinity.algorithm.policy_loss_fn", "trinity.algorithm.advantage_fn")
 
     def case(name: str, module: str, kind: str, **given: Any) -> None:
         found = getattr(importlib.import_module(f"trinity.algorithm.policy_loss_fn.{module}"), kind)(**given)

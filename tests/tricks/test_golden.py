@@ -116,6 +116,8 @@ BESIDE = (
     "test_filters",
     "test_interventions",
     "test_off_policy",
+    "test_update_mask",
+    "test_interpolated_old_policy",
     "test_schedules",
     "test_sft",
     "test_token_credit",
