@@ -99,20 +99,24 @@ def run_matching(console: Terminal, matching: Matching, launch: Launch) -> list[
     open_ = [place for place in matching.matched if place not in known]
     plain = list(dict.fromkeys((level, one) for level, arm in open_ for one in (design.control, design.plain_of(arm))))
     norms = _norms(matching, [matching.plans[place] for place in plain], launch, "pilots")
-    factors = dict.fromkeys(open_, 1.0)
-    after = {(level, arm): norms[level, design.plain_of(arm)] for level, arm in open_}
+    # The factor of each twin and the norm that it gave: the latest, from which the next is scaled, and the nearest.
+    latest = {(level, arm): (1.0, norms[level, design.plain_of(arm)]) for level, arm in open_}
+    nearest = dict(latest)
     for trial in range(_TRIALS):
-        off = [place for place in open_ if abs(after[place] / norms[place[0], design.control] - 1) > TOLERANCE]
+        target = {place: norms[place[0], design.control] for place in open_}
+        off = [place for place in open_ if abs(nearest[place][1] / target[place] - 1) > TOLERANCE]
         if not off:
             break
-        for place in off:
-            factors[place] *= norms[place[0], design.control] / after[place]
+        factors = {place: latest[place][0] * target[place] / latest[place][1] for place in off}
         tried = [_at_rate(matching, place, factors[place]) for place in off]
-        after |= _norms(matching, tried, launch, f"trial {trial + 1} of {_TRIALS} at most")
+        after = _norms(matching, tried, launch, f"trial {trial + 1} of {_TRIALS} at most")
+        for place in off:
+            latest[place] = factors[place], after[place]
+            nearest[place] = min(nearest[place], latest[place], key=lambda one: abs(one[1] / target[place] - 1))
     found = []
     for level, arm in open_:
         of, place = design.plain_of(arm), (level, arm)
-        rate = _rate(matching, place, factors[place])
+        rate = _rate(matching, place, nearest[place][0])
         found.append(
             MatchedNorm(
                 level,
@@ -122,7 +126,7 @@ def run_matching(console: Terminal, matching: Matching, launch: Launch) -> list[
                 rate,
                 norms[level, design.control],
                 norms[level, of],
-                after[place],
+                nearest[place][1],
                 pilot_seed(design),
                 matching.keys[place],
             )
