@@ -238,7 +238,8 @@ class Sgd(Optimizer):
             return _squared([tensors.local(optimizer.state[one]["momentum_buffer"]) for one in parameters])
         found = []
         for part in _portions(parameters):
-            directions = [tensors.local(parameters[place].grad) for place in part]
+            gradients = [parameters[place].grad for place in part]
+            directions = [tensors.local(one) for one in gradients if one is not None]
             if self.weight_decay:
                 weights = [tensors.local(parameters[place].detach()) for place in part]
                 directions = _torch._foreach_add(directions, weights, alpha=self.weight_decay)

@@ -255,7 +255,8 @@ class Fipo(Surrogate):
     loss = sg(w_t) * Ppo's,  w_t = clip(exp(sum_{u >= t} 2^(-(u - t) / half_life) * log ratio_u), 1 - low, 1 + high)
 
     Tokens before a part that became more likely count more. Where A < 0 and the ratio exceeds `safe_ratio`, w_t is
-    clipped to [1 - safe_low, 1] instead. With one on-policy update every w_t is 1.
+    then clipped to [1 - safe_low, 1], as in the released code: with low = 0 it is 1 there. With one on-policy update
+    every w_t is 1. Differs from the released code: no dual clip, and tokens of a large ratio stay in the sum.
     """
 
     clip_low: float
@@ -269,7 +270,7 @@ class Fipo(Surrogate):
     needs_token_ratio: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "-w * min(r * A, clip(r, 1 - {clip_low}, 1 + {clip_high}) * A), w = clip(exp(sum_u>=t 2^(-(u - t) / "
-        "{half_life}) * log r_u), 1 - {low}, 1 + {high}), [1 - {safe_low}, 1] where A < 0 and r > {safe_ratio}"
+        "{half_life}) * log r_u), 1 - {low}, 1 + {high}), then to [1 - {safe_low}, 1] where A < 0 and r > {safe_ratio}"
     )
 
     def __post_init__(self) -> None:
@@ -288,7 +289,7 @@ class Fipo(Surrogate):
         ahead = discounted_rest(torch.where(tokens.loss_mask, log_ratio, 0.0), self.half_life).exp()
         weight = ahead.clamp(1 - self.low, 1 + self.high)
         wary = (tokens.advantages < 0) & (log_ratio.exp() > self.safe_ratio)
-        weight = torch.where(wary, ahead.clamp(1 - self.safe_low, 1.0), weight)
+        weight = torch.where(wary, weight.clamp(1 - self.safe_low, 1.0), weight)
         affected = clipped.affected | ((weight - 1).abs() > NEGLIGIBLE)
         return SurrogateLoss(weight * clipped.token_loss, weight * clipped.weight, affected)
 

@@ -7,6 +7,10 @@ tests/tricks/test_conventions_recorded.py:
     for repo in verl-project/verl NVIDIA-NeMo/RL huggingface/trl OpenRLHF/OpenRLHF allenai/open-instruct; do
         git clone --bare https://github.com/$repo /tmp/frameworks/$(basename $repo); done
     python tests/golden/make_conventions.py /tmp/frameworks
+
+A later release whose numbers are the same is added to "same in", from the folder with its package:
+
+    python tests/golden/make_conventions.py SITE_PACKAGES trl 1.16.0
 """
 
 from __future__ import annotations
@@ -56,6 +60,9 @@ class Source:
     """One file of a framework."""
 
     def __init__(self, home: Path, repo: str, path: str) -> None:
+        if (home / path).exists():  # a package
+            self.tree = ast.parse((home / path).read_text())
+            return
         show = ["git", "-C", str(home / repo), "show", f"{COMMITS[repo]}:{path}"]
         self.tree = ast.parse(subprocess.run(show, check=True, capture_output=True, text=True).stdout)
 
@@ -366,14 +373,21 @@ def open_instruct(home: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    clones = Path(sys.argv[1])
-    made = {
-        "commits": COMMITS,
-        "inputs": INPUTS,
-        "verl": verl(clones),
-        "nemo_rl": nemo_rl(clones),
-        "trl": trl(clones),
-        "openrlhf": openrlhf(clones),
-        "open_instruct": open_instruct(clones),
-    }
-    Path(__file__).with_name("conventions.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")
+    home, *release = sys.argv[1:]
+    file, clones = Path(__file__).with_name("conventions.json"), Path(home)
+    if release:
+        framework, version = release
+        made = json.loads(file.read_text())
+        assert json.loads(json.dumps(globals()[framework](clones))) == made[framework], "other numbers"
+        made.setdefault("same in", {})[framework] = version
+    else:
+        made = {
+            "commits": COMMITS,
+            "inputs": INPUTS,
+            "verl": verl(clones),
+            "nemo_rl": nemo_rl(clones),
+            "trl": trl(clones),
+            "openrlhf": openrlhf(clones),
+            "open_instruct": open_instruct(clones),
+        }
+    file.write_text(json.dumps(made, separators=(",", ":")) + "\n")

@@ -204,14 +204,13 @@ def short(values: Tensor) -> Any:
 class Empty(types.ModuleType):
     """A module that is not installed: any name in it is an empty class."""
 
-    __path__: tuple[str, ...] = ()
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        kind = type(
-            name, (), {"__init__": lambda self, *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)}
-        )
+        kind = type(name, (), {"__init__": lambda self, *_, **__: None})
+        kind.__class_getitem__ = classmethod(lambda cls, _: cls)
         kind.__call__ = lambda self, *given, **_: given[0] if given else None  # a decorator keeps its function
         setattr(self, name, kind)
         return kind
@@ -833,14 +832,8 @@ def prime_rl(record: Record, clone: str) -> None:
     source = Source.of_commit(clone, "prime_rl", path)
     space: dict[str, Any] = {"torch": torch, "dataclass": dataclass, "field": field}
     source.take(space, "LossInputs", "LossOutputs", decorated=True)
-    source.take(
-        space,
-        "_safe_mean",
-        "compute_importance_ratio_and_mismatch_kl",
-        "default_loss_fn",
-        "ipo_loss_fn",
-        "compute_loss",
-    )
+    source.take(space, "_safe_mean", "compute_importance_ratio_and_mismatch_kl", "compute_loss")
+    source.take(space, "default_loss_fn", "ipo_loss_fn")
 
     def case(name: str, function: str, **given: Any) -> None:
         settings = SimpleNamespace(adv_tau=1.0, **given)

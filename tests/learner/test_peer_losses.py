@@ -22,7 +22,8 @@ from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.policy.batching import StepInputs
 from grpo_lab.tricks.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.convention import BoundForm, CapForm, Scope, Width
+from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Survivors
 from grpo_lab.tricks.entropy import Bonus
@@ -63,11 +64,13 @@ from grpo_lab.tricks.surrogate_off_policy import (
     TokenWeight,
     Vespo,
 )
+from grpo_lab.types import Graded
 
 FOLDER = Path(__file__).parents[1] / "golden" / "peers"
 PEERS = ("trl", "verl", "openrlhf", "areal", "trinity", "swift", "prime_rl", "open_instruct")
 BATCHES = ("ordinary", "extreme")
-# Relative to the size of a number where that is above 1. AReaL's weights and Trinity's advantages are fp32.
+# Relative to the size of a number where that is above 1. AReaL's weights, temperatures of SAPO in TRL and Trinity,
+# and one factor of the advantages in TRL, verl and Trinity are fp32.
 CLOSE = 1e-8
 SINGLE = 1e-6
 WIDEST = 16
@@ -220,7 +223,7 @@ TRL = {
     "dapo delta 3": same(DUAL),
     "cispo 5": same(cispo(5.0)),
     "cispo 0.2, the default": same(cispo(0.2)),
-    "sapo": same(Sapo(1.0, 1.05), ROWS),
+    "sapo": same(Sapo(1.0, 1.05), ROWS, tolerance=SINGLE),
     "vespo": same(Vespo(2.0, 3.0, 3.0, 2.0), importance=SequenceProduct(100.0)),
     "dapo token_truncate": same(correction=TisToken(3.0, 0.4)),
     "dapo token_mask": same(correction=Icepop(0.4, 3.0)),
@@ -265,7 +268,7 @@ VERL = {
     "sapo seq-mean-token-mean": limited(Sapo(1.0, 1.05), ROWS_EPS),
     "gpg token-mean": limited(Reinforce()),
     "gpg seq-mean-token-mean": limited(Reinforce(), ROWS_EPS),
-    "geo_mean seq-mean-token-mean": same(Gmpo(0.4, 0.4), ROWS),
+    "geo_mean seq-mean-token-mean": same(Gmpo(0.4, 0.4), ROWS, tolerance=2e-8),
     "clip_cov token-mean": same(COVARIANCE["clip_cov"], value=False),
     "clip_cov in halves": same(COVARIANCE["clip_cov"], value=False, halves=True),
     "kl_cov token-mean": same(COVARIANCE["kl_cov"]),
@@ -420,3 +423,368 @@ def test_loss_and_gradient_are_those_of_the_peer(peer: str, name: str, batch: st
     assert_equal(slopes, gradient, f"gradient of {peer} {name}", option.tolerance)
     if option.value:
         assert_equal(got, loss, f"loss of {peer} {name}", option.tolerance)
+
+
+# --- weights, masks and advantages --------------------------------------------------------------------------
+
+WEIGHTS = {
+    "trl": {
+        "token_truncate": TisToken(3.0, 0.4), "token_mask": Icepop(0.4, 3.0), "sequence_truncate": TisSequence(3.0),
+        "sequence_mask": Mis(0.4, 3.0),
+    },
+    "verl": {
+        "token 2": TisToken(2.0, 0.0), "sequence 2": TisSequence(2.0), "token 0.5 to 2": Icepop(0.5, 2.0),
+        "sequence 0.5 to 2": Mis(0.5, 2.0),
+    },
+    "areal": {"ratio token mask": Icepop(0.5, 2.0), "ratio token clamp": TisToken(2.0, 0.5)},
+    "open_instruct": {"dapo clamp to 2": TisToken(2.0, 0.0), "dapo mask 0.5 to 2": Icepop(0.5, 2.0)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("peer", "name"), [(peer, name) for peer, names in WEIGHTS.items() for name in names])
+def test_weights_against_mismatch_are_those_of_the_peer(peer: str, name: str, batch: str) -> None:
+    given = tokens(batch)
+    found = WEIGHTS[peer][name](given["old"], given["sampler"], given.mask)
+    expected = values_of(peer, "weights", name, batch)
+    expected = expected if expected.ndim == 2 else expected[:, None].expand(given.mask.shape)
+    tolerance = SINGLE if peer == "areal" else CLOSE
+    assert_equal(found[given.mask], expected[given.mask], f"{peer} {name}", tolerance)
+    assert (expected[given.mask] != expected[given.mask][0]).any()
+
+
+REJECTIONS = {
+    "token_k1 0.6_1.4": TokenK1(True, 0.6, 1.4, BoundForm.inverse),
+    "token_k2 0.05": TokenK2(True, 0.05),
+    "token_k3 0.05": TokenK3(True, 0.05),
+    "seq_sum_k1 0.5_1.5": SequenceSumK1(True, 0.5, 1.5, BoundForm.inverse),
+    "seq_sum_k2 0.2": SequenceSumK2(True, 0.2),
+    "seq_sum_k3 0.2": SequenceSumK3(True, 0.2),
+    "seq_mean_k1 0.8_1.1": SequenceMeanK1(True, 0.8, 1.1, BoundForm.inverse),
+    "seq_mean_k2 0.06": SequenceMeanK2(True, 0.06),
+    "seq_mean_k3 0.06": SequenceMeanK3(True, 0.06),
+    "seq_max_k2 0.2": SequenceMaxK2(True, 0.2),
+    "seq_max_k3 0.2": SequenceMaxK3(True, 0.2),
+}
+
+
+def kept_by(rejection: Any, batch: str, **swapped: str) -> Tensor:
+    given = tokens(batch)
+    old, sampler = given[swapped.get("old", "old")], given[swapped.get("sampler", "sampler")]
+    return rejection(old, sampler, given.mask).to(F64)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", REJECTIONS)
+def test_masks_are_those_of_verl(name: str, batch: str) -> None:
+    assert_close(kept_by(REJECTIONS[name], batch), values_of("verl", "masks", name, batch), 0, name)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_masks_in_a_row_are_those_of_verl(batch: str) -> None:
+    both = kept_by(TokenK2(True, 0.1), batch) * kept_by(SequenceMeanK3(True, 0.06), batch)
+    assert_close(both, values_of("verl", "masks", "token_k2,seq_mean_k3 0.1,0.06", batch), 0, "both must keep a token")
+
+
+NATS = (math.exp(-0.3), math.exp(0.3))
+AREAL_MASKS = {
+    "ratio token mask": TokenK1(True, 0.5, 2.0, BoundForm.ratio),
+    "ratio sequence mask mean": SequenceMeanK1(True, 0.5, 2.0, BoundForm.ratio),
+    "ratio sequence mask sum": SequenceSumK1(True, 0.5, 2.0, BoundForm.ratio),
+    "kl_k1 token mask": TokenK1(True, *NATS, BoundForm.ratio),
+    "kl_k1 sequence mask mean": SequenceMeanK1(True, *NATS, BoundForm.ratio),
+    "kl_k1 sequence mask sum": SequenceSumK1(True, *NATS, BoundForm.ratio),
+    "kl_k2 token mask": TokenK2(True, 0.05),
+    "kl_k2 sequence mask mean": SequenceMeanK2(True, 0.05),
+    "kl_k2 sequence mask sum": SequenceSumK2(True, 0.05),
+    "kl_k2 sequence mask max": SequenceMaxK2(True, 0.05),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", AREAL_MASKS)
+def test_masks_are_those_of_areal(name: str, batch: str) -> None:
+    assert_close(kept_by(AREAL_MASKS[name], batch), values_of("areal", "masks", name, batch), 0, name)
+
+
+ZERO = Singleton.zero
+BY_TOKENS = BatchStd(Deviation.centred, Weights.tokens, True, 1, 1e-8, Floor.in_variance)
+ADVANTAGES = {
+    "trl": {
+        "group": (GroupMean(ZERO), GroupStd(1, 1e-4, False, ZERO)),
+        "batch": (GroupMean(ZERO), BatchStd(Deviation.raw, Weights.rows, False, 1, 1e-4, Floor.added)),
+        "none": (GroupMean(ZERO), NoScale()),
+    },
+    "verl": {
+        "grpo": (GroupMean(ZERO), GroupStd(1, 1e-6, False, ZERO)),
+        "grpo without std": (GroupMean(ZERO), NoScale()),
+        "rloo": (LeaveOneOut(ZERO), NoScale()),
+        "rloo_vectorized": (LeaveOneOut(ZERO), NoScale()),
+        "opo": (LengthWeighted(ZERO), NoScale()),
+        "reinforce_plus_plus_baseline": (GroupMean(ZERO), BY_TOKENS),
+        "reinforce_plus_plus": (NoBaseline(), BY_TOKENS),
+        "gpg": (GroupMean(ZERO), InformativeShare(AlphaForm.nonzero_rewards)),
+    },
+    "trinity": {"rec": (GroupMean(ZERO), NoScale())},
+}
+
+
+def graded(batch: str) -> Graded:
+    given, size = tokens(batch).given, tokens(batch).given["group_size"]
+    rewards, lengths = (
+        [given[name][start : start + size] for start in range(0, len(given[name]), size)]
+        for name in ("rewards", "lengths")
+    )
+    return make_graded(rewards, lengths=lengths)
+
+
+def advantage_of_rows(peer: str, name: str, batch: str) -> Tensor:
+    """[N]; every token of a row has its row's."""
+    found = values_of(peer, "advantages", name, batch)
+    if found.ndim == 1:
+        return found
+    first, mask = found[:, 0], tokens(batch).mask
+    assert_close(found, torch.where(mask, first[:, None], 0.0), CLOSE, "one advantage for a row")
+    return first
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("peer", "name"), [(peer, name) for peer, names in ADVANTAGES.items() for name in names])
+def test_advantages_are_those_of_the_peer(peer: str, name: str, batch: str) -> None:
+    got = advantages_of(graded(batch), *ADVANTAGES[peer][name]).flatten()
+    expected = advantage_of_rows(peer, name, batch)
+    assert expected.any()
+    assert_equal(got, expected, f"{peer} {name}", 1e-7)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_remax_is_that_of_verl(batch: str) -> None:
+    got = torch.tensor(tokens(batch).given["rewards"], dtype=F64) - tokens(batch)["reward_of_the_greedy"]
+    assert_equal(got, advantage_of_rows("verl", "remax", batch), "reward less the greedy response's")
+
+
+# --- defects ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_trl_entropy_bonus_is_a_token_mean_whatever_the_loss(batch: str) -> None:
+    loss, gradient = theirs("trl", "grpo entropy 0.05", batch)
+    plain, slopes = ours(run_of(aggregation=ROWS), tokens(batch))
+    mask, logprobs = tokens(batch).mask, tokens(batch)["logprobs"]
+    share = 0.05 / int(mask.sum())  # of every token, whatever its row's length
+    assert_equal(gradient, slopes + share * mask, "gradient")
+    assert_equal(loss, plain + share * logprobs[mask].sum(), "loss; a token's entropy is minus its log-prob")
+    _, averaged = ours(run_of(aggregation=ROWS, entropy=Bonus(0.05)), tokens(batch))
+    share_of_rows = 0.05 / (tokens(batch).rows * mask.sum(dim=1, keepdim=True)) * mask
+    assert_equal(averaged, slopes + share_of_rows, "ours: the bonus is averaged as the loss is")
+    assert float((averaged - gradient).abs().max()) > 1e-3
+
+
+VESPO = run_of(Vespo(2.0, 3.0, 3.0, 2.0), importance=SequenceProduct(100.0), old_policy=BY_SAMPLER)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_trl_vespo_with_token_mask_drops_a_response_for_one_token(batch: str) -> None:
+    """A masked token's weight of 0 enters the product as 1e-8; the paper has one weight, response against sampler."""
+    given = tokens(batch)
+    _, gradient = theirs("trl", "vespo token_mask", batch)
+    _, of_paper = ours(VESPO, given)
+    ratio = (given["old"] - given["sampler"]).exp()
+    hit = (((ratio < 0.4) | (ratio > 3)) & given.mask).any(dim=1)
+    assert_equal(gradient[~hit], of_paper[~hit], "responses without a masked token")
+    assert hit.any() and gradient[hit].abs().max() < 1e-9
+    if batch == "ordinary":
+        assert of_paper[hit].abs().min() > 1e-5
+
+
+def test_trl_vespo_truncates_the_tokens_and_not_the_response() -> None:
+    given = tokens("ordinary")
+    _, gradient = theirs("trl", "vespo token_truncate", "ordinary")
+    _, of_paper = ours(VESPO, given)
+    ratio = (given["old"] - given["sampler"]).exp()
+    hit = (((ratio < 0.4) | (ratio > 3)) & given.mask).any(dim=1)
+    assert_equal(gradient[~hit], of_paper[~hit], "responses within the bounds")
+    assert hit.any() and differs(gradient[hit], of_paper[hit]) > 0.05
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_verl_sapo_ignores_the_aggregation_that_is_asked_for(batch: str) -> None:
+    named = recorded("verl")["losses"]
+    assert named["sapo token-mean"] == named["sapo seq-mean-token-mean"]
+    _, asked = ours(run_of(Sapo(1.0, 1.05), STEP, LIMITED), tokens(batch))
+    assert differs(asked, theirs("verl", "sapo token-mean", batch)[1]) > 0.05
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_verl_geo_mean_ignores_the_aggregation_and_grows_with_the_number_of_microbatches(batch: str) -> None:
+    named = recorded("verl")["losses"]
+    assert named["geo_mean token-mean"] == named["geo_mean seq-mean-token-mean"]
+    assert named["geo_mean token-mean in halves"] == named["geo_mean seq-mean-token-mean in halves"]
+    run = run_of(Gmpo(0.2, 0.28), ROWS)
+    loss, gradient = theirs("verl", "geo_mean token-mean in halves", batch)
+    got, slopes = ours(run, tokens(batch), halves=True)
+    assert_equal(loss, 2 * got, "twice the loss in two microbatches", 2e-8)
+    assert_equal(gradient, 2 * slopes, "twice the gradient", 4e-8)
+    assert_equal(slopes, ours(run, tokens(batch))[1], "ours does not see the cut")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_verl_clip_cov_takes_marked_tokens_out_of_the_value_of_the_loss(batch: str) -> None:
+    given = tokens(batch)
+    loss, gradient = theirs("verl", "clip_cov token-mean", batch)
+    got, _ = ours(VERL["clip_cov token-mean"].run, given)
+    clipped = ours(run_of(), given)[1]
+    marked = (gradient == 0) & (clipped != 0)
+    ratio = (given["logprobs"] - given["old"]).exp()
+    value = -(ratio * given["advantages"][:, None])[marked].sum() / given.mask.sum()
+    assert_equal(got - value, loss, "the value of tokens whose gradient is removed stays in ours")
+    assert marked.any() or batch == "extreme"
+
+
+@pytest.mark.parametrize("level", ["token_k1 0.6_1.4", "seq_mean_k1 0.8_1.1"])
+def test_verl_k1_bounds_are_on_the_inverse_ratio(level: str) -> None:
+    inverse = REJECTIONS[level]
+    found = [(kept_by(replace(inverse, bounds=BoundForm.ratio), one), values_of("verl", "masks", level, one))
+             for one in BATCHES]  # fmt: skip
+    assert any(not torch.equal(ours_, verls) for ours_, verls in found), "bounds 1 / high to high would hide it"
+
+
+def test_verl_gpg_alpha_counts_rewards_that_are_not_zero() -> None:
+    # 5 of 8 rewards are not 0, and both groups have signal: alpha 8/5 and 1
+    verls = advantage_of_rows("verl", "gpg", "ordinary")
+    of_paper = advantages_of(graded("ordinary"), GroupMean(ZERO), InformativeShare(AlphaForm.informative_groups))
+    assert_equal(verls, 8 / 5 * of_paper.flatten(), "alpha", 1e-7)
+
+
+def test_verl_grpo_passk_learns_nothing_from_two_right_answers() -> None:
+    rows = advantage_of_rows("verl", "grpo_passk", "ordinary")
+    assert tokens("ordinary").given["rewards"][:4] == [1, 0, 1, 0]
+    assert not rows[:4].any()
+    of_paper = advantages_of(graded("ordinary"), PassAtK(2)).flatten()
+    assert of_paper[:4].abs().min() > 0.1, "Pass@k training (arXiv:2508.10751) keeps a signal"
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_openrlhf_gspo_ignores_every_gate_and_divides_by_the_sampler(batch: str) -> None:
+    named = recorded("openrlhf")["losses"]
+    gated = [theirs("openrlhf", f"gspo seq mask {gate}", batch) for gate in ("ratio", "binary_kl", "tv")]
+    loss, gradient = gated[0]
+    assert all(torch.equal(gradient, other) for _, other in gated[1:])
+    got, slopes = ours(run_of(NARROW, ROWS_EPS, PER_ROW, old_policy=BY_SAMPLER), tokens(batch))
+    assert_equal(loss, got, "the sampler's log-probs in the ratio")
+    assert_equal(gradient, slopes, "gradient")
+    asked = run_of(NARROW, ROWS_EPS, PER_ROW, **GATES["seq mask ratio"])
+    assert differs(ours(asked, tokens(batch))[1], gradient) > 0.05, "GSPO with the gate that was asked for"
+    assert named["gspo"] != named["gspo seq mask ratio"]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_areal_m2po_ignores_the_advantage_and_the_current_policy(batch: str) -> None:
+    given = tokens(batch)
+    dropped = given.mask & (values_of("areal", "masks", "m2po 0.04", batch) == 0)
+    moved = (given["old"] - given["sampler"]).abs()
+    left = moved[given.mask & ~dropped]
+    assert left.max() < moved[dropped].min() and (left**2).mean() < 0.04, "the largest gaps of sampler and old policy"
+    pushed = given["advantages"][:, None] * (given["logprobs"] - given["sampler"]) > 0
+    assert (dropped & ~pushed).any(), "tokens that their advantage pulls back are dropped there"
+    run = run_of(M2po(0.04, Scope.step), old_policy=BY_SAMPLER)
+    _, slopes = ours(run, given)
+    whole = ours(run_of(Ppo(UNBOUNDED, UNBOUNDED), old_policy=BY_SAMPLER), given)[1]
+    ours_dropped = (slopes == 0) & (whole != 0)
+    assert ours_dropped.any() and not (ours_dropped & ~pushed).any(), "Algorithm 1 chooses among those pushed further"
+    # and its denominator is what is left
+    alone = torch.where(dropped, 0.0, ours(run_of(), given)[1]) * given.mask.sum() / (given.mask & ~dropped).sum()
+    assert_equal(theirs("areal", "m2po 0.04", batch)[1], alone, "PPO's gradient on the rest, over their number")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_areal_k3_has_the_ratio_upside_down(batch: str) -> None:
+    """Tokens are the sampler's, so k3 of KL(sampler || learner) is rho - 1 - log rho, rho = learner / sampler."""
+    found = values_of("areal", "masks", "kl_k3 token mask", batch)
+    swapped = kept_by(TokenK3(True, 0.05), batch, old="sampler", sampler="old")
+    assert_close(found, swapped, 0, "1 / rho - 1 + log rho")
+    mean = values_of("areal", "masks", "kl_k3 sequence mask mean", batch)
+    assert_close(mean, kept_by(SequenceMeanK3(True, 0.05), batch, old="sampler", sampler="old"), 0, "rows")
+
+
+def test_areal_k3_keeps_other_tokens_than_k3() -> None:
+    # at a ratio of 1.38 k3 is .058 and the inverse's .047, so a bound of .05 tells them apart
+    rho = torch.tensor([[math.log(1.38)]], dtype=F64)
+    one, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=F64)
+    assert not TokenK3(True, 0.05)(rho - 1, zero - 1, one) and TokenK3(True, 0.05)(zero - 1, rho - 1, one)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_areal_gspo_weighs_responses_by_their_length(batch: str) -> None:
+    _, of_paper = ours(run_of(NARROW, ROWS, PER_ROW), tokens(batch))
+    _, gradient = theirs("areal", "ppo sequence", batch)
+    lengths = tokens(batch).mask.sum(dim=1, keepdim=True)
+    assert_equal(gradient, of_paper * tokens(batch).rows * lengths / lengths.sum(), "times n_i / mean n")
+    assert differs(gradient, of_paper) > 0.1
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_trinity_sapo_weighs_by_the_gate_and_not_by_its_slope(batch: str) -> None:
+    """The gate multiplies the log-prob: 2 / tau at ratio 1 instead of 1, and it grows where it should fade."""
+    given = tokens(batch)
+    _, gradient = theirs("trinity", "sapo", batch)
+    _, of_paper = ours(run_of(Sapo(1.0, 1.05)), given)
+    ratio, advantages = (given["logprobs"] - given["old"]).exp(), given["advantages"][:, None]
+    tau = torch.where(advantages > 0, 1.0, 1.05)
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    assert_equal(
+        gradient, torch.where(given.mask, -gate * advantages / given.mask.sum(), 0.0), "gate * A * logp", SINGLE
+    )
+    unmoved = given.mask & (ratio == 1) & (advantages != 0)
+    if unmoved.any():
+        assert_equal((gradient / of_paper)[unmoved], (2 / tau).expand_as(ratio)[unmoved], "at ratio 1", SINGLE)
+    far = given.mask & (ratio > 2) & (advantages != 0)
+    assert far.any() and (gate.expand_as(ratio)[far] > 2.5).all(), "a token that moved far weighs more, not less"
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_trinity_sum_norm_is_not_divided_by_the_number_of_responses(batch: str) -> None:
+    given = tokens(batch)
+    run = run_of(Sppo(0.3), Constant(WIDEST, Width.padded))
+    loss, gradient = theirs("trinity", "sppo seq-mean-token-sum-norm", batch)
+    got, slopes = ours(run, given)
+    assert_equal(loss, given.rows * got, "loss")
+    assert_equal(gradient, given.rows * slopes, "gradient")
+
+
+def test_trinity_topr_bounds_tokens_and_not_the_response() -> None:
+    _, of_paper = ours(run_of(Topr(), importance=SequenceProduct(100.0)), tokens("ordinary"))
+    _, gradient = theirs("trinity", "topr", "ordinary")
+    wrong = tokens("ordinary")["advantages"] < 0
+    assert_equal(gradient[~wrong], of_paper[~wrong], "right answers have weight 1 in both")
+    assert differs(gradient[wrong], of_paper[wrong]) > 0.05
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_swift_multiplies_the_kl_term_by_the_mismatch_weights(batch: str) -> None:
+    given = tokens(batch)
+    run = run_of(correction=TisToken(2.0, 0.0), kl=K3Loss(0.1, 20.0, 10.0))
+    _, slopes = ours(run, given)
+    penalty = slopes - ours(run_of(correction=TisToken(2.0, 0.0)), given)[1]
+    weights = TisToken(2.0, 0.0)(given["old"], given["sampler"], given.mask)
+    _, gradient = theirs("swift", "dapo token_truncate kl 0.1", batch)
+    assert_equal(gradient, slopes + (weights - 1) * penalty, "ours weighs the surrogate only")
+    assert float((gradient - slopes).abs().max()) > 1e-4
+
+
+def test_open_instruct_refuses_every_vaco_threshold_up_to_one() -> None:
+    assert recorded("open_instruct")["vaco thresholds that are refused"] == [0.05, 0.25, 1.0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_open_instruct_vaco_lower_bound_drops_the_rows_nearest_the_sampler(batch: str) -> None:
+    given = tokens(batch)
+    log_ratio = torch.where(given.mask, given["old"] - given["sampler"], 0.0).clamp(-10, 10)
+    distance = torch.where(given.mask, log_ratio.exp() - 1, 0.0).abs().sum(1) / given.mask.sum(1)
+    pushed = given.mask & (log_ratio.sign() * given["advantages"][:, None] > 0)
+    for name, near in (("vaco 0.25", False), ("vaco lower bound 0.25", True)):
+        weights = values_of("open_instruct", "weights", name, batch)
+        rows = (distance < 0.25) if near else (distance > 0.25)
+        dropped = pushed & rows[:, None]
+        assert dropped.any()
+        assert_equal(weights, torch.where(dropped, 0.0, log_ratio.exp() * given.mask), name)

@@ -342,7 +342,8 @@ def _fipo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: T
     decay = torch.where(apart >= 0, 2 ** (-apart / o.half_life), 0.0) * mask[None]
     weight = (decay @ log_r.detach()).exp()
     wary = (a < 0) & (log_r.exp() > o.safe_ratio)
-    weight = torch.where(wary, weight.clamp(1 - o.safe_low, 1), weight.clamp(1 - o.low, 1 + o.high))
+    weight = weight.clamp(1 - o.low, 1 + o.high)
+    weight = torch.where(wary, weight.clamp(1 - o.safe_low, 1), weight)
     return weight * _ppo(o, now, log_r, a, mask, marked)
 
 

@@ -106,7 +106,7 @@ def mean_norm(folder: Path) -> float:
 
 @pytest.mark.extended
 def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch, capsys) -> None:
-    """A fifth of the rate, steps of a fifth. The matched arm moves as far as the control in its pilot, and nearly after."""
+    """A fifth of the rate, steps of a fifth. The matched arm moves as far as the control in its pilot."""
     monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path / "conf"))
     run(tmp_path, "hydra.sweeper.dry_run=true")
     assert "up to 3 for each of 1 arms with a matched update norm" in capsys.readouterr().err

@@ -357,3 +357,6 @@ def test_the_numbers_are_of_the_commits_that_the_presets_name() -> None:
     for convention, repo in named.items():
         first = (conf_folder() / "convention" / f"{convention}.yaml").read_text().splitlines()[0]
         assert any(RECORDED["commits"][repo].startswith(word) for word in first.split() if len(word) > 6), first
+    for convention, version in RECORDED["same in"].items():
+        first = (conf_folder() / "convention" / f"{convention}.yaml").read_text().splitlines()[0]
+        assert version in first.split(), f"{convention} {version} has the same numbers"

@@ -130,6 +130,10 @@ def test_fipo_weighs_by_the_rest_of_the_response() -> None:
     # A < 0 and r = 5: w within [.8, 1]
     result, _ = surrogate_of(fipo, logs(5), -2.0)
     assert_close(result.token_loss, [[2 * 1.0 * 5]], EXACT, "no more than PPO's")
+    # followed by a token of -9: exp(log 5 - 4.5) = .06 is cut to 1 - low, and only then to [.8, 1]
+    for low, weight in ((0.1, 0.9), (0.0, 1.0)):
+        result, _ = surrogate_of(Fipo(0.2, 0.5, 1.0, low, 0.2, 4.0, 0.2), [math.log(5), -9.0], -2.0)
+        assert_close(result.token_loss[0, 0], 2 * weight * 5, EXACT, "the first bounds hold before the second")
 
 
 @pytest.mark.parametrize("width", [1, 95, 96, 97, 400])
