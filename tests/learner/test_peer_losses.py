@@ -7,6 +7,7 @@ test named after the defect has both numbers. golden/peers/README.md names peers
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, assert_close, batch_of_rows, make_rollouts, make_run, noise_of
+from helpers import F64, advantages_of, assert_close, batch_of_rows, make_graded, make_rollouts, make_run, noise_of
 from torch import Tensor
 
 from grpo_lab.config.run_config import RunConfig
@@ -31,15 +32,23 @@ from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken,
 from grpo_lab.tricks.kl import K2Loss, K3Loss, K3Unbiased
 from grpo_lab.tricks.old_policy import Sampler
 from grpo_lab.tricks.rejection import (
+    SequenceMaxK2,
+    SequenceMaxK3,
     SequenceMeanBinaryKl,
     SequenceMeanK1,
+    SequenceMeanK2,
     SequenceMeanK3,
     SequenceMeanTv,
     SequenceSumK1,
+    SequenceSumK2,
+    SequenceSumK3,
     TokenBinaryKl,
+    TokenK1,
     TokenK2,
+    TokenK3,
     TokenTv,
 )
+from grpo_lab.tricks.scale import BatchStd, Deviation, GroupStd, InformativeShare, NoScale
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
@@ -57,6 +66,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     Dro,
     Fipo,
     Ipo,
+    M2po,
     RatioMask,
     RecOneSide,
     RecRing,
