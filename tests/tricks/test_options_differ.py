@@ -220,8 +220,8 @@ OPTIONS = {
         TokenBinaryKl(False, 0.002, Direction.sampler_to_old),
         TokenBinaryKl(False, 0.003, Direction.sampler_to_old),
         TokenBinaryKl(True, 0.002, Direction.sampler_to_old),
-        TokenBinaryKl(False, 0.002, Direction.old_to_sampler),
-        TokenBinaryKl(False, 0.002, Direction.either),
+        TokenBinaryKl(False, 0.02, Direction.old_to_sampler),
+        TokenBinaryKl(False, 0.02, Direction.either),
         SequenceMeanBinaryKl(False, 0.002, Direction.sampler_to_old),
         SequenceMeanBinaryKl(False, 0.003, Direction.sampler_to_old),
         SequenceMeanBinaryKl(True, 0.02, Direction.sampler_to_old),
@@ -394,11 +394,11 @@ OPTIONS = {
         Opsm(0.1),
         Vaco(0.2),
         Vaco(0.5),
-        Cppo(0.05, 0.02, 0.04, 0.8),
-        Cppo(0.03, 0.02, 0.04, 0.8),
-        Cppo(0.05, 0.01, 0.04, 0.8),
-        Cppo(0.05, 0.02, 0.02, 0.8),
-        Cppo(0.05, 0.02, 0.04, 0.5),
+        Cppo(0.04, 0.04, 0.16, 0.8),
+        Cppo(0.06, 0.04, 0.16, 0.8),
+        Cppo(0.04, 0.04, 0.04, 0.8),
+        Cppo(0.04, 0.01, 0.01, 0.8),
+        Cppo(0.04, 0.04, 0.16, 0.5),
     ),
     "aggregation": (
         SequenceMean(0.0),
@@ -454,12 +454,14 @@ BACKGROUND = {
     "aggregation": TokenMean(Scope.step),
     "denominator": Survivors(),
 }
-# Where that hides an axis: a second scale, a lone row that was centred at 0, a reward below 0, a mismatch weighed too.
+# Where that hides an axis: a second scale, a lone row that was centred at 0, a reward below 0, a mismatch weighed too,
+# tokens that the clip has dropped before.
 INSTEAD = {
     "baseline": {"scale": NoScale(), "kl": K1Reward(0.1, 0.0)},
     "scale": {"baseline": GroupMean(Singleton.raw), "reward_shaping": SoftOverlongCorrectOnly(6, 4, 0.5, 1.0, -1.0)},
     "old_policy": {"correction": NoCorrection()},
     "reward_shaping": {"scale": NoScale()},  # a factor on all rewards acts
+    "update_mask": {"surrogate": Reinforce()},
 }
 MICROBATCH_TOKENS = 24
 ENTROPIES = (2.2, 0.9)  # mean nats of the two steps before this one

@@ -27,6 +27,7 @@ from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.surrogate import Ppo, SurrogateInputs
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore
 from grpo_lab.tricks.twin import NoTwin, RandomTwin, redrawn_masks
+from grpo_lab.tricks.updates import Updates
 from grpo_lab.types import Microbatching
 from tests.shared.helpers import (
     F64,
@@ -184,8 +185,11 @@ def test_ppos_twin_by_hand() -> None:
 
 
 def tricks_of(run: RunConfig, twin) -> LogprobTricks:
-    stage = (run.old_policy, run.correction, run.rejection, run.kl, run.entropy, run.token_credit)
-    return LogprobTricks(*stage, twin, 0, needs_logprobs=True, reads_entropy=False, needs_collision=False)
+    needs = {"needs_logprobs": True, "reads_entropy": False, "needs_collision": False}
+    options = {name: getattr(run, name) for name in ("old_policy", "correction", "rejection", "kl", "entropy")}
+    return LogprobTricks(
+        **options, token_credit=run.token_credit, updates=Updates(1, 1, False), twin=twin, seed=0, **needs
+    )
 
 
 @pytest.mark.parametrize("correction", [one for one in CORRECTIONS if not one.is_no_op], ids=label)
