@@ -158,7 +158,8 @@ def taught(credit: TokenCredit, reward_weight: float) -> list[list[float]]:
     graded = make_graded([[1.0, 0.0]])
     before = BeforeUpdates(
         logprobs=LOGPROBS, entropy=ENTROPY, old_logprobs=LOGPROBS, ref_logprobs=None, teacher_logprobs=LOGPROBS + 1,
-        correction_weights=None, values=None, collision=None, learner_share=None, teacher_mask=MASK, kl_penalties=torch.zeros_like(LOGPROBS), rejected=graded, graded=graded,
+        correction_weights=None, values=None, collision=None, learner_share=None, teacher_mask=MASK,
+        kl_penalties=torch.zeros_like(LOGPROBS), rejected=graded, graded=graded,
         accepted_mask=MASK, loss_mask=MASK, metrics={},
     )  # fmt: skip
     teacher = OnPolicyDistillation("there", "", WeightType.fp32, 0.5, 0.0, reward_weight)
