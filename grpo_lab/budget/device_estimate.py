@@ -42,7 +42,7 @@ class ModelSize:
         return self.shape.vocabulary * self.shape.width
 
     def optimizer_bytes(self, numbers: int) -> int:
-        """An optimiser's state of so many fp32 numbers, and an fp32 counter for each tensor."""
+        """The bytes of `numbers` fp32 numbers of an optimiser's state, and of an fp32 counter for each tensor."""
         return FP32 * (numbers + self.trained_tensors) if numbers else 0
 
 

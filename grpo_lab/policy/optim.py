@@ -95,7 +95,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """A fresh torch optimiser over `parameters`; those of `model` are told apart by the layers they belong to."""
+        """A fresh torch optimiser over `parameters`; those of `model` are told apart by their layers."""
 
     @abstractmethod
     def state_numbers(self, trained: int, matrices: int) -> int:

@@ -44,7 +44,7 @@ class Kl(Trick, ABC):
         return self
 
     def next_coef(self, coef: float, kl: float, responses: int) -> float:
-        """The coefficient after a step on so many responses, whose KL from the reference was `kl` nats per token."""
+        """The coefficient after a step on `responses`, whose KL from the reference was `kl` nats per token."""
         return coef
 
     def __init_subclass__(cls) -> None:

@@ -37,7 +37,7 @@ def test_tricks_stay_small_enough_to_read() -> None:
     for path in files_under("tricks"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
-                assert node.end_lineno - node.lineno < 55, f"{path.name}: {node.name}"
+                assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"
 
 
 def test_the_loop_names_no_option() -> None:
@@ -82,6 +82,8 @@ def test_every_class_has_a_yaml(slot: str) -> None:
     of_evaluation = {"exact_answer", "plain_math"}
     if slot == "verifier":
         classes = {name: classes[name] for name in of_evaluation}
+    if slot == "learner_precision":  # quantised weights only sample
+        classes = {name: cls for name, cls in classes.items() if not cls.quantizes}
     if slot == "reward":
         classes = {name: cls for name, cls in classes.items() if name not in of_evaluation}
     for name, cls in classes.items():
