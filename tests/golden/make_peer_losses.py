@@ -87,7 +87,8 @@ def make_inputs() -> dict[str, Any]:
             "logprobs": rounded(logprobs, 5), "old": rounded(old, 5), "sampler": rounded(sampler, 5),
             "ref": rounded((old + uniform(rows, width, -0.4, 0.4)).clamp(max=-0.005), 5),
             "entropies": rounded(uniform(rows, width, 0.1, 2.0), 5),
-            "sum_of_squares": rounded(uniform(rows, width, 0.2, 0.9), 5),
+            # the token's own square, and a share of the most that the other tokens can add
+            "sum_of_squares": rounded(old.exp() ** 2 + uniform(rows, width, 0.2, 0.9) * (1 - old.exp()) ** 2, 5),
         }  # fmt: skip
     return batches
 
@@ -392,7 +393,9 @@ def trl(record: Record) -> None:
     case("dapo kl 0.1", loss_type="dapo", beta=0.1)
     case("dapo kl 0.1 bias-corrected", loss_type="dapo", beta=0.1, use_bias_correction_kl=True)
     case("grpo off-policy mask 0.1", off_policy_mask_threshold=0.1)
+    case("bnpo off-policy mask 0.1", loss_type="bnpo", off_policy_mask_threshold=0.1)
     case("dapo off-policy mask 0.1", loss_type="dapo", off_policy_mask_threshold=0.1)
+    case("dapo kl 0.1 off-policy mask 0.1", loss_type="dapo", beta=0.1, off_policy_mask_threshold=0.1)
     record.values(
         "weights", "off-policy mask 0.1",
         lambda batch: Trainer.get_off_policy_mask(
@@ -713,10 +716,11 @@ def trinity(record: Record) -> None:
     case("gspo", "gspo_policy_loss", "GSPOLossFn", clip_range_low=0.03, clip_range_high=0.04)
     case("sapo", "sapo_policy_loss", "SAPOPolicyLossFn")
     case("ppo", "ppo_policy_loss", "PPOPolicyLossFn", clip_range_low=0.2, clip_range_high=0.28)
-    case(
-        "ppo sequence masking 0.1", "ppo_policy_loss", "PPOPolicyLossFn", clip_range_low=0.2, clip_range_high=0.28,
-        enable_sequence_masking=True,
-    )  # fmt: skip
+    for delta in (0.1, 0.3):
+        case(
+            f"ppo sequence masking {delta}", "ppo_policy_loss", "PPOPolicyLossFn", clip_range_low=0.2,
+            clip_range_high=0.28, enable_sequence_masking=True, delta_sequence_masking=delta,
+        )  # fmt: skip
     case("importance sampling", "importance_sampling_policy_loss", "ImportanceSamplingLossFn")
     for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
         case(f"sppo {mode}", "sppo_loss_fn", "sPPOPolicyLossFn", loss_agg_mode=mode)
@@ -820,7 +824,9 @@ def swift(record: Record, packages: str) -> None:
     case("dapo kl 0.1", loss_type="dapo", beta=0.1)
     case("dapo token_truncate kl 0.1", loss_type="dapo", beta=0.1, rollout_importance_sampling_mode="token_truncate")
     case("grpo off-policy mask 0.1", off_policy_sequence_mask_delta=0.1)
+    case("bnpo off-policy mask 0.1", loss_type="bnpo", off_policy_sequence_mask_delta=0.1)
     case("dapo off-policy mask 0.1", loss_type="dapo", off_policy_sequence_mask_delta=0.1)
+    case("dapo kl 0.1 off-policy mask 0.1", loss_type="dapo", beta=0.1, off_policy_sequence_mask_delta=0.1)
     record.write(taken_from="swift/rlhf_trainers/grpo_trainer.py")
 
 

@@ -16,14 +16,35 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import F64, advantages_of, assert_close, batch_of_rows, make_graded, make_rollouts, make_run, noise_of
+from helpers import (
+    F64,
+    Endings,
+    advantages_of,
+    assert_close,
+    batch_of_rows,
+    make_graded,
+    make_rollouts,
+    make_run,
+    noise_of,
+)
 from torch import Tensor
 
 from grpo_lab.config.run_config import RunConfig
 from grpo_lab.learner.loss import mark_tokens, policy_loss
 from grpo_lab.policy.batching import StepInputs
 from grpo_lab.tricks.aggregation import Constant, SequenceMean, SequenceSum, TokenMean
-from grpo_lab.tricks.baseline import GroupMean, LeaveOneOut, LengthWeighted, NoBaseline, PassAtK, Weights
+from grpo_lab.tricks.baseline import (
+    Credit,
+    GroupMean,
+    LeaveOneOut,
+    LengthWeighted,
+    NoBaseline,
+    OptimalToken,
+    PassAtK,
+    Weights,
+    rewards_by_token,
+)
+from grpo_lab.tricks.baseline_group import Asymmetric, Opmd
 from grpo_lab.tricks.convention import AlphaForm, BoundForm, CapForm, Floor, Scope, Singleton, Width
 from grpo_lab.tricks.correction import Icepop, Mis, TisGeometric, TisSequence, TisToken
 from grpo_lab.tricks.denominator import Survivors
@@ -32,6 +53,8 @@ from grpo_lab.tricks.importance import Sequence, SequenceProduct, SequenceToken,
 from grpo_lab.tricks.kl import K2Loss, K3Loss, K3Unbiased
 from grpo_lab.tricks.old_policy import Sampler
 from grpo_lab.tricks.rejection import (
+    AllOf,
+    Direction,
     SequenceMaxK2,
     SequenceMaxK3,
     SequenceMeanBinaryKl,
@@ -48,7 +71,7 @@ from grpo_lab.tricks.rejection import (
     TokenK3,
     TokenTv,
 )
-from grpo_lab.tricks.scale import BatchStd, Deviation, GroupStd, InformativeShare, NoScale
+from grpo_lab.tricks.scale import BatchStd, Deviation, Gdpo, GroupStd, InformativeShare, NoScale
 from grpo_lab.tricks.surrogate import (
     Cispo,
     ClipCov,
@@ -74,6 +97,8 @@ from grpo_lab.tricks.surrogate_off_policy import (
     TokenWeight,
     Vespo,
 )
+from grpo_lab.tricks.token_credit import ClipB
+from grpo_lab.tricks.update_mask import Opsm, Vaco
 from grpo_lab.types import Graded
 
 FOLDER = Path(__file__).parents[1] / "golden" / "peers"
@@ -115,14 +140,16 @@ def tokens(name: str) -> Tokens:
     return Tokens(json.loads((FOLDER / "inputs.json").read_text())[name])
 
 
-def step(run: RunConfig, batch: Tokens, learner: str = "old", reference: str = "ref") -> StepInputs:
+def step(
+    run: RunConfig, batch: Tokens, learner: str = "old", reference: str = "ref", sampler: str = "sampler"
+) -> StepInputs:
     """The batch after old policy, rejection and correction. `learner`: its log-probs before the updates."""
-    sampler, before, mask = batch["sampler"], batch[learner], batch.mask
-    rollouts = make_rollouts(batch.given["lengths"], batch.given["group_size"], width=mask.shape[1], sampler=sampler)
-    loss_mask = mask & run.rejection(before, sampler, mask)
+    sampled, before, mask = batch[sampler], batch[learner], batch.mask
+    rollouts = make_rollouts(batch.given["lengths"], batch.given["group_size"], width=mask.shape[1], sampler=sampled)
+    loss_mask = mask & run.rejection(before, sampled, mask)
     advantages = torch.where(loss_mask, batch["advantages"][:, None], 0.0)
-    weights = run.correction(before, sampler, mask)
-    old = run.old_policy(before, sampler)
+    weights = run.correction(before, sampled, mask)
+    old = run.old_policy(before, sampled)
     return StepInputs(rollouts, loss_mask, advantages, old, batch[reference], weights, run.entropy.start)
 
 
@@ -182,6 +209,7 @@ ROWS, ROWS_EPS = SequenceMean(0.0), SequenceMean(1e-8)
 ANY_RATIO = TisToken(UNBOUNDED, 0.0)
 ONE, RATIO = TokenWeight.one, TokenWeight.ratio
 BY_SAMPLER = Sampler()
+OFF_POLICY = {"update_mask": Opsm(0.1)}
 
 
 def run_of(surrogate: Any = HIGHER, aggregation: Any = STEP, importance: Any = FREE, **more: Any) -> RunConfig:
@@ -196,6 +224,7 @@ class Same:
     halves: bool = False
     learner: str = "old"
     reference: str = "ref"
+    sampler: str = "sampler"
     value: bool = True  # the loss too; else only its gradient, because the value is written another way
     tolerance: float = CLOSE
     only: tuple[str, ...] = BATCHES
@@ -242,6 +271,10 @@ TRL = {
     "dapo kl 0.1": same(kl=K3Loss(0.1, 100.0, 0.0)),
     "dapo kl 0.1 bias-corrected": same(kl=K3Unbiased(0.1, 100.0, 0.0)),
     "dapo entropy 0.05": same(entropy=Bonus(0.05)),
+    "grpo off-policy mask 0.1": same(aggregation=ROWS, **OFF_POLICY),
+    "bnpo off-policy mask 0.1": same(**OFF_POLICY),
+    "dapo off-policy mask 0.1": same(**OFF_POLICY),
+    "dapo kl 0.1 off-policy mask 0.1": same(kl=K3Loss(0.1, 100.0, 0.0), **OFF_POLICY),
 }
 OUTLIERS = {"ppo_clip": {}, "ppo_clip seq_mean_k3": {"rejection": SequenceMeanK3(True, 0.2)}}
 WEIGHED = {
@@ -294,10 +327,13 @@ VERL = {
 GATES = {
     "token mask ratio": {"correction": Icepop(0.5, 2.0)},
     "token clip ratio": {"correction": TisToken(2.0, 0.5)},
-    "token mask binary_kl": {"rejection": TokenBinaryKl(True, 0.02), "correction": ANY_RATIO},
+    "token mask binary_kl": {"rejection": TokenBinaryKl(True, 0.02, Direction.sampler_to_old), "correction": ANY_RATIO},
     "token mask tv": {"rejection": TokenTv(True, 0.1), "correction": ANY_RATIO},
     "seq mask ratio": {"rejection": SequenceMeanK1(True, 0.9, 1.1, BoundForm.ratio), "correction": ANY_RATIO},
-    "seq mask binary_kl": {"rejection": SequenceMeanBinaryKl(True, 0.03), "correction": ANY_RATIO},
+    "seq mask binary_kl": {
+        "rejection": SequenceMeanBinaryKl(True, 0.03, Direction.sampler_to_old),
+        "correction": ANY_RATIO,
+    },
     "seq mask tv": {"rejection": SequenceMeanTv(True, 0.08), "correction": ANY_RATIO},
 }
 OPENRLHF = {
@@ -329,6 +365,7 @@ TRINITY = {
     "rec one-side none": same(RecOneSide(0.2, ONE)),
     "rec one-side importance_sampling": same(RecOneSide(0.2, RATIO)),
     "rec two-side importance_sampling": same(RatioMask(0.2, 0.2)),
+    "rec two-side none": same(RecRing(0.2, UNBOUNDED, ONE)),
     "rec ring none": same(RecRing(0.2, 0.4, ONE)),
     "rec ring importance_sampling": same(RecRing(0.2, 0.4, RATIO)),
     "rec gspo-one-side": same(RecOneSide(0.03, RATIO), ROWS, SequenceToken(100.0)),
@@ -342,6 +379,8 @@ TRINITY = {
     "gspo": same(NARROW, ROWS_EPS, SequenceToken(100.0)),
     "ppo": limited(),
     "importance sampling": limited(Ppo(UNBOUNDED, UNBOUNDED)),
+    "ppo sequence masking 0.1": limited(update_mask=Opsm(0.1), sampler="old"),
+    "ppo sequence masking 0.3": limited(update_mask=Opsm(0.3), sampler="old"),
 }
 SWIFT = {
     "grpo": same(aggregation=ROWS),
@@ -359,6 +398,8 @@ SWIFT = {
     "dapo sequence_truncate": same(correction=TisGeometric(1.1)),
     "dapo sequence_mask": same(rejection=SequenceMeanK1(True, 0.0, 1.1, BoundForm.ratio), correction=ANY_RATIO),
     "dapo kl 0.1": same(kl=K3Loss(0.1, 20.0, 10.0)),
+    "grpo off-policy mask 0.1": same(aggregation=ROWS, **OFF_POLICY),
+    "dapo off-policy mask 0.1": same(**OFF_POLICY),
 }
 PRIME_RL = {
     "ipo 0.1, 0.001": same(Ipo(0.1, 1e-3), old_policy=BY_SAMPLER),
@@ -385,18 +426,16 @@ EQUAL = {
 }  # fmt: skip
 # Recorded for options that do not exist here yet, or that no option is meant to be.
 NO_OPTION = {
-    "trl": {"grpo off-policy mask 0.1", "dapo off-policy mask 0.1"},
+    "trl": set(),
     "verl": {"vanilla token-sum", "geo_mean with weights token 2"},
     "openrlhf": set(),
     "areal": {"ratio sequence mask max"},
-    "trinity": {
-        "opmd", "ppo sequence masking 0.1", "cispo with masks", "rec two-side none", "rec none advantage",
-    },
-    "swift": {"grpo off-policy mask 0.1", "dapo off-policy mask 0.1"},
+    "trinity": {"cispo with masks", "rec none advantage"},
+    "swift": set(),
     "prime_rl": set(),
-    "open_instruct": {"vaco 0.25", "vaco lower bound 0.25"},
+    "open_instruct": set(),
 }  # fmt: skip
-# Each has a test below.
+# Defects and other divisions of the work; each has a test below.
 DEFECTS = {
     "trl": {"grpo entropy 0.05", "vespo token_truncate", "vespo token_mask"},
     "verl": {
@@ -405,10 +444,10 @@ DEFECTS = {
     },
     "openrlhf": {"gspo seq mask ratio", "gspo seq mask binary_kl", "gspo seq mask tv"},
     "areal": {"m2po 0.04"},
-    "trinity": {"sapo", "sppo seq-mean-token-sum-norm"},
-    "swift": {"dapo token_truncate kl 0.1"},
+    "trinity": {"sapo", "sppo seq-mean-token-sum-norm", "opmd"},
+    "swift": {"dapo token_truncate kl 0.1", "bnpo off-policy mask 0.1", "dapo kl 0.1 off-policy mask 0.1"},
     "prime_rl": set(),
-    "open_instruct": set(),
+    "open_instruct": {"vaco 0.25", "vaco lower bound 0.25"},
 }  # fmt: skip
 
 
@@ -427,8 +466,9 @@ def test_loss_and_gradient_are_those_of_the_peer(peer: str, name: str, batch: st
         pytest.skip("the option has no lower bound, and this batch is below it")
     loss, gradient = theirs(peer, name, batch)
     got, slopes = ours(
-        option.run, tokens(batch), halves=option.halves, learner=option.learner, reference=option.reference
-    )
+        option.run, tokens(batch), halves=option.halves, learner=option.learner, reference=option.reference,
+        sampler=option.sampler,
+    )  # fmt: skip
     assert gradient.any(), "a loss without a gradient shows nothing"
     assert_equal(slopes, gradient, f"gradient of {peer} {name}", option.tolerance)
     if option.value:
@@ -492,7 +532,10 @@ def test_masks_are_those_of_verl(name: str, batch: str) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_masks_in_a_row_are_those_of_verl(batch: str) -> None:
-    both = kept_by(TokenK2(True, 0.1), batch) * kept_by(SequenceMeanK3(True, 0.06), batch)
+    each = {"token": TokenK2(True, 0.1), "response": SequenceMeanK3(True, 0.06)}
+    both = kept_by(AllOf(each), batch)
+    if batch == "ordinary":
+        assert not any(torch.equal(both, kept_by(one, batch)) for one in each.values())
     assert_close(both, values_of("verl", "masks", "token_k2,seq_mean_k3 0.1,0.06", batch), 0, "both must keep a token")
 
 
@@ -535,7 +578,11 @@ ADVANTAGES = {
         "reinforce_plus_plus": (NoBaseline(), BY_TOKENS),
         "gpg": (GroupMean(ZERO), InformativeShare(AlphaForm.nonzero_rewards)),
     },
-    "trinity": {"rec": (GroupMean(ZERO), NoScale())},
+    "trinity": {
+        "rec": (GroupMean(ZERO), NoScale()),
+        "opmd mean": (GroupMean(ZERO), NoScale()),
+        "asymre": (Asymmetric(-0.1, ZERO), NoScale()),
+    },
 }
 
 
@@ -573,7 +620,72 @@ def test_remax_is_that_of_verl(batch: str) -> None:
     assert_equal(got, advantage_of_rows("verl", "remax", batch), "reward less the greedy response's")
 
 
-# --- defects ------------------------------------------------------------------------------------------------
+def of_tokens(batch: str) -> Tensor:
+    """The advantages [N, T]."""
+    return tokens(batch)["advantages"][:, None].expand(tokens(batch).mask.shape)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_update_mask_of_negative_responses_is_that_of_trl(batch: str) -> None:
+    given = tokens(batch)
+    stays = Opsm(0.1)(given["logprobs"], given["sampler"], of_tokens(batch), given.mask)
+    expected = values_of("trl", "weights", "off-policy mask 0.1", batch)
+    assert_close(torch.where(given.mask, stays.to(F64), 0.0), expected, 0, "0 for the whole response")
+    assert expected.sum() < given.mask.sum()
+
+
+def two_parts(batch: str) -> Graded:
+    """Rewards and second rewards, of weights 1 and .5."""
+    plain = graded(batch)
+    parts = {"first": plain.reward, "second": tokens(batch)["second_rewards"].reshape(plain.reward.shape) / 2}
+    weights = {"first": 1.0, "second": 0.5}
+    return replace(plain, reward=sum(parts.values()), components=parts, part_weights=weights)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_advantages_of_two_parts_are_those_of_trl(batch: str) -> None:
+    got = advantages_of(two_parts(batch), GroupMean(ZERO), Gdpo(1e-4)).flatten()
+    assert_equal(got, advantage_of_rows("trl", "gdpo, weights 1 and 0.5", batch), "GDPO", 1e-7)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("name", "correction"), [("", None), (" with weights token 2", TisToken(2.0, 0.0))])
+def test_baselines_of_tokens_are_those_of_verl(name: str, correction: TisToken | None, batch: str) -> None:
+    """eps is 1e-8 beside weights of about 1, and verl's shrinks the whole mean; ours its gap to the largest reward."""
+    given, rewards = tokens(batch), graded(batch)
+    rollouts = make_rollouts(given.given["lengths"], given.given["group_size"], width=given.given["width"])
+    earned = rewards_by_token(rewards.reward, torch.zeros(given.mask.shape, dtype=F64), given.mask)
+    weights = None if correction is None else correction(given["old"], given["sampler"], given.mask)
+    credit = Credit(
+        rollouts, earned, None, Endings(rollouts), given["old"], given["sum_of_squares"], weights
+    )  # fmt: skip
+    expected = values_of("verl", "advantages", f"optimal_token_baseline{name}", batch)
+    assert_equal(OptimalToken(True, 1e-8).centre(rewards, credit), expected, "G - B_t", 2e-7)
+    assert not torch.equal(expected, values_of("verl", "advantages", "optimal_token_baseline", batch)) or not name
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_tokens_that_lower_the_entropy_are_those_of_trinity(batch: str) -> None:
+    given = tokens(batch)
+    spread = torch.where(given.mask, advantages_of(graded(batch)).flatten()[:, None], 0.0)
+    kept = ClipB(0.5)(spread, given["sampler"], given["entropies"], given.mask) != 0
+    expected = values_of("trinity", "masks", "clip_b mu 0.5, of the sampler", batch)
+    assert_close(kept.to(F64), expected, 0, "clip_b")
+    assert expected.sum() < given.mask.sum() or batch == "extreme"
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_soft_maximum_as_baseline_is_that_of_trinity(batch: str) -> None:
+    """There the loss is divided by 1 + tau, tau 1, and here the advantage. The soft maximum is fp32 there."""
+    found = advantages_of(graded(batch), Opmd(1.0, ZERO)).flatten()
+    assert_equal(2 * found, advantage_of_rows("trinity", "opmd logavgexp", batch), "1 + tau times ours", SINGLE)
+    loss, gradient = theirs("trinity", "opmd", batch)
+    got, slopes = ours(run_of(Reinforce()), tokens(batch))
+    assert_equal(2 * loss, got, "1 + tau times theirs")
+    assert_equal(2 * gradient, slopes, "gradient")
+
+
+# --- defects and differences --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -664,6 +776,18 @@ def test_verl_gpg_alpha_counts_rewards_that_are_not_zero() -> None:
     verls = advantage_of_rows("verl", "gpg", "ordinary")
     of_paper = advantages_of(graded("ordinary"), GroupMean(ZERO), InformativeShare(AlphaForm.informative_groups))
     assert_equal(verls, 8 / 5 * of_paper.flatten(), "alpha", 1e-7)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_verl_gdpo_whitens_over_tokens_so_that_long_responses_move_the_mean(batch: str) -> None:
+    """The paper and TRL whiten over responses. The parts are fp32 there."""
+    both, verls = two_parts(batch), advantage_of_rows("verl", "gdpo, weights 1 and 0.5", batch)
+    added = torch.zeros_like(both.reward)
+    for name, weight in both.part_weights.items():
+        part = replace(both, reward=both.components[name] / weight)
+        added += weight * advantages_of(part, GroupMean(ZERO), GroupStd(1, 1e-6, False, ZERO))
+    assert_equal(BY_TOKENS(added, both).flatten(), verls, "every token counts once", SINGLE)
+    assert differs(advantages_of(both, GroupMean(ZERO), Gdpo(1e-6)).flatten(), verls) > 0.05
 
 
 def test_verl_grpo_passk_learns_nothing_from_two_right_answers() -> None:
@@ -762,6 +886,23 @@ def test_trinity_sum_norm_is_not_divided_by_the_number_of_responses(batch: str) 
     assert_equal(gradient, given.rows * slopes, "gradient")
 
 
+def test_trinity_masks_negative_responses_by_the_old_policy_and_not_the_sampler() -> None:
+    """DeepSeek-V3.2 reads the sampler's log-probs. Of 3, 6 responses have drift .26, .30 there and .55, .35 here."""
+    _, gradient = theirs("trinity", "ppo sequence masking 0.3", "ordinary")
+    _, of_paper = ours(run_of(DUAL, STEP, LIMITED, update_mask=Opsm(0.3)), tokens("ordinary"))
+    assert gradient[3].any() and not of_paper[3].any()
+    assert not gradient[5].any() and not of_paper[5].any()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_trinity_clip_b_reads_the_sampler_where_it_says_recomputed(batch: str) -> None:
+    given = tokens(batch)
+    spread = torch.where(given.mask, advantages_of(graded(batch)).flatten()[:, None], 0.0)
+    kept = ClipB(0.5)(spread, given["old"], given["entropies"], given.mask) != 0
+    trinitys = values_of("trinity", "masks", "clip_b mu 0.5, of the sampler", batch) != 0
+    assert not torch.equal(kept, trinitys)
+
+
 def test_trinity_topr_bounds_tokens_and_not_the_response() -> None:
     _, of_paper = ours(run_of(Topr(), importance=SequenceProduct(100.0)), tokens("ordinary"))
     _, gradient = theirs("trinity", "topr", "ordinary")
@@ -782,8 +923,49 @@ def test_swift_multiplies_the_kl_term_by_the_mismatch_weights(batch: str) -> Non
     assert float((gradient - slopes).abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+def test_swift_takes_masked_responses_out_of_the_number_of_tokens(batch: str) -> None:
+    """The masked objective of DeepSeek-V3.2 divides by all tokens, as TRL and ours do; swift's grpo and dapo, too."""
+    given = tokens(batch)
+    loss, gradient = theirs("swift", "bnpo off-policy mask 0.1", batch)
+    got, slopes = ours(run_of(**OFF_POLICY), given)
+    stays = Opsm(0.1)(given["logprobs"], given["sampler"], of_tokens(batch), given.mask) & given.mask
+    growth = int(given.mask.sum()) / int(stays.sum())
+    assert growth > 1.1
+    assert_equal(gradient, growth * slopes, "gradient")
+    assert_equal(loss, growth * got, "loss")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_swift_takes_the_kl_term_of_masked_responses_away(batch: str) -> None:
+    """It would hold such a response near the reference; in DeepSeek-V3.2's objective and TRL it stays."""
+    given, kl = tokens(batch), K3Loss(0.1, 20.0, 10.0)
+    _, gradient = theirs("swift", "dapo kl 0.1 off-policy mask 0.1", batch)
+    stays = Opsm(0.1)(given["logprobs"], given["sampler"], of_tokens(batch), given.mask)
+    _, slopes = ours(run_of(kl=kl, **OFF_POLICY), given)
+    assert_equal(gradient, torch.where(stays, slopes, 0.0), "no gradient of masked responses")
+    dropped = ~stays & given.mask
+    assert slopes[dropped].abs().max() > 1e-4 and not gradient[dropped].any()
+
+
 def test_open_instruct_refuses_every_vaco_threshold_up_to_one() -> None:
     assert recorded("open_instruct")["vaco thresholds that are refused"] == [0.05, 0.25, 1.0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_open_instruct_vaco_judges_the_learner_before_the_updates(batch: str) -> None:
+    """Its mask is part of the weights against mismatch, which no update changes; ours is of each update."""
+    given, spread = tokens(batch), of_tokens(batch)
+    stays = Vaco(0.25)(given["old"], given["sampler"], spread, given.mask) & given.mask
+    weights = values_of("open_instruct", "weights", "vaco 0.25", batch)
+    ratio = ANY_RATIO(given["old"], given["sampler"], given.mask)
+    assert_equal(weights, torch.where(stays, ratio, 0.0), "ratio where the mask keeps a token")
+    _, slopes = ours(run_of(correction=ANY_RATIO), given)
+    _, gradient = theirs("open_instruct", "vaco 0.25", batch)
+    assert_equal(gradient, torch.where(stays, slopes, 0.0), "over all tokens, masked ones too")
+    _, of_update = ours(run_of(correction=ANY_RATIO, update_mask=Vaco(0.25)), given)
+    if batch == "ordinary":
+        assert differs(of_update, gradient) > 0.05
 
 
 @pytest.mark.parametrize("batch", BATCHES)
