@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -200,7 +200,7 @@ class Adamw(Optimizer):
                 _torch._foreach_div_(before, 1 - rate * self.weight_decay)
                 _torch._foreach_mul_(before, self.weight_decay)
                 _torch._foreach_add_(directions, before)
-            found += _squared(directions)
+            found += squared(directions)
         return found
 
 
@@ -235,7 +235,7 @@ class Sgd(Optimizer):
     ) -> list[Tensor]:
         if self.momentum:
             optimizer.step()
-            return _squared([tensors.local(optimizer.state[one]["momentum_buffer"]) for one in parameters])
+            return squared([tensors.local(optimizer.state[one]["momentum_buffer"]) for one in parameters])
         found = []
         for part in _portions(parameters):
             gradients = [parameters[place].grad for place in part]
@@ -243,7 +243,7 @@ class Sgd(Optimizer):
             if self.weight_decay:
                 weights = [tensors.local(parameters[place].detach()) for place in part]
                 directions = _torch._foreach_add(directions, weights, alpha=self.weight_decay)
-            found += _squared(directions)
+            found += squared(directions)
         optimizer.step()
         return found
 
@@ -270,6 +270,8 @@ class Muon(Adamw):
         require_field(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
 
     def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+        from grpo_lab.policy.muon import MuonAndAdamw  # torch's optimisers are large
+
         assert model is not None, "hidden matrices are found by the model's layers"
         held, hidden = list(parameters), {id(one) for one in hidden_matrices(model)}
         matrices = [one for one in held if id(one) in hidden]
@@ -282,6 +284,8 @@ class Muon(Adamw):
     def _apply(
         self, optimizer: torch.optim.Optimizer, parameters: list[Tensor], counts: list[float], rate: float
     ) -> list[Tensor]:
+        from grpo_lab.policy.muon import MuonAndAdamw
+
         assert isinstance(optimizer, MuonAndAdamw), "what build gives"
         optimizer.step()
         rest = {id(one) for one in optimizer.param_groups[1]["params"]}
@@ -304,62 +308,6 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
 @runtime_checkable
 class _HasHead(Protocol):
     def get_output_embeddings(self) -> Any: ...
-
-
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of its quintic
-_STEPS = 5
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values pushed towards 1 (to about 0.7 to 1.2); 0 for a matrix of zeros."""
-    first, third, fifth = _NEWTON_SCHULZ
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    wide = wide / wide.norm().clamp(min=1e-7)
-    for _ in range(_STEPS):
-        gram = wide @ wide.T
-        wide = first * wide + (third * gram + fifth * gram @ gram) @ wide
-    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
-
-
-class MuonAndAdamw(torch.optim.AdamW):
-    """torch's AdamW over the second of its two groups, and Muon over the first, the matrices.
-
-    `squares` are, of the latest update, the squared norms of the matrices' changes over the learning rate; where a
-    matrix is split over the ranks, of this rank's part.
-    """
-
-    def __init__(
-        self, matrices: list[Tensor], rest: list[Tensor], momentum: float, settings: Mapping[str, Any]
-    ) -> None:
-        super().__init__([{"params": matrices}, {"params": rest}], **settings)
-        self.momentum, self.squares = momentum, list[Tensor]()
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        matrices, *rest = self.param_groups
-        moved = [one for one in matrices["params"] if one.grad is not None]
-        self.squares = [self._turn(one, matrices["lr"], matrices["weight_decay"]) for one in moved]
-        self.param_groups = rest
-        try:
-            super().step()
-        finally:
-            self.param_groups = [matrices, *rest]
-
-    def _turn(self, weight: Tensor, rate: float, weight_decay: float) -> Tensor:
-        """Update one matrix; the squared norm of its change over the rate."""
-        state, gradient = self.state[weight], weight.grad
-        assert gradient is not None, "the caller asks"
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)  # AdamW's loading looks for one in every state
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        state["step"] += 1
-        state["momentum_buffer"].lerp_(gradient, 1 - self.momentum)
-        whole = orthogonal(tensors.full(gradient.lerp(state["momentum_buffer"], self.momentum)))
-        part = tensors.own_rows(whole) if whole.shape != tensors.local(weight).shape else whole
-        own, factor = tensors.local(weight), 0.2 * max(weight.shape) ** 0.5
-        direction = factor * part + weight_decay * own
-        own.sub_(direction, alpha=rate)
-        return _squared([direction])[0]
 
 
 def _over_ranks(squares: list[Tensor]) -> Tensor:
@@ -386,7 +334,7 @@ def _portions(parameters: list[Tensor]) -> Iterator[list[int]]:
     yield part
 
 
-def _squared(tensors: Sequence[Tensor]) -> list[Tensor]:
+def squared(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The squared norm of each, in float64."""
     if tensors[0].is_cuda:  # one pass without a copy in float64
         return list(_torch._foreach_pow(_torch._foreach_norm(tensors, 2, dtype=torch.float64), 2))

@@ -69,11 +69,11 @@ def check_folder(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if not {"identity", "run_key"} <= before.keys():
         raise ValueError(f"{path} does not say which run this is: it was edited, or the disk fails; {AFRESH}")
     there, now = recorded_identity(before), json.loads(json.dumps(masked(dict(identity))))
-    there |= {key: value for key, value in ADDED_KEYS.items() if key in now and key not in there}
     if not any(
         key.endswith(f".{CLASS}") for key in before["identity"]
     ):  # earlier versions of grpo_lab wrote no classes
         now = {key: value for key, value in now.items() if not key.endswith(f".{CLASS}")}
+    there |= {key: value for key, value in ADDED_KEYS.items() if key in now and key not in there}
     if "device" not in now:  # the machine that goes on with the run will tell
         there.pop("device", None)
     different = sorted(key for key in there.keys() | now.keys() if there.get(key) != now.get(key))

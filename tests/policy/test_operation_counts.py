@@ -42,7 +42,10 @@ BF16 = Bf16(LmHead.same, 0.1)
 FP32 = Fp32(LmHead.same, 1e-3)
 META = torch.device("meta")  # its tensors have no numbers, so whatever would wait for a GPU's raises
 ONE_BLOCK = Microbatching(10**6, 10**6, packs=True)
-ADAMW = Adamw(1.0, 1e-4, 0.9, 0.95, 1e-8, 0.0, 0, Decay.constant, 0.25, 0.1)
+ADAMW = Adamw(
+    max_grad_norm=1.0, learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=0,
+    decay=Decay.constant, decay_share=0.25, final_share=0.1,
+)  # fmt: skip
 
 
 def like_smollm2(layers: int = LAYERS, **sizes: int) -> PreTrainedModel:

@@ -12,7 +12,8 @@ from helpers import F64, assert_close
 from hypothesis import settings
 from torch import nn
 
-from grpo_lab.policy.optim import Adamw, Decay, Muon, Optimizer, Sgd, hidden_matrices, orthogonal
+from grpo_lab.policy.muon import orthogonal
+from grpo_lab.policy.optim import Adamw, Decay, Muon, Optimizer, Sgd, hidden_matrices
 
 ADAMW = Adamw(
     max_grad_norm=1.0, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, warmup_updates=4,
