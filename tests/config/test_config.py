@@ -182,7 +182,8 @@ ROWS = {
     },
     "magistral": {
         "schedule": "in_flight", "reward_shaping": "soft_overlong_magistral", "group_filter": "active",
-        "scale": "batch_std", "surrogate": "ppo_higher", "aggregation": "prompt_mean", "updates": "one",
+        "old_policy": "sampler", "scale": "batch_std", "surrogate": "ppo_higher", "aggregation": "prompt_mean",
+        "updates": "one",
     },
     "skywork_or1": {
         "group_filter": "drop", "aggregation": "token_mean", "denominator": "survivors",
@@ -333,7 +334,7 @@ OPEN = {
     "kimi_k25": ["bounds of the mask and tau", "sampler", "averaged", "updates"],
     "deepseek_v32": ["clip width", "KL coefficient", "threshold", "updates"],
     "vapo": ["whitened", "wrong answers", "value clip"],
-    "magistral": ["lower clip width", "lag", "length penalty"], "skywork_or1": ["the bonus's numbers"],
+    "magistral": ["lower clip width", "sampler", "lag", "length penalty"], "skywork_or1": ["the bonus's numbers"],
 }  # fmt: skip
 # What it leaves out, in the same words.
 ABSENT = {

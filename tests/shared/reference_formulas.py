@@ -7,6 +7,7 @@ formula here is a KeyError with its name: add one line to the table of its axis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
