@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -78,6 +78,34 @@ class RatioMask(Surrogate):
         ratio = tokens.log_ratio.detach().exp()
         outside = (ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)
         return _weighted(tokens, torch.where(outside, 0.0, ratio), outside)
+
+
+@dataclass(frozen=True)
+class KimiToken(RatioMask):
+    """RatioMask with a penalty on every token's drift (Kimi K2.5, arXiv:2602.02276, eq. 1).
+
+    loss = -sg(ratio * keep) * A * logprob + kl_tau * (log ratio)^2,  keep = 1 - clip_low <= ratio <= 1 + clip_high
+
+    Masked tokens pay the penalty too, so it pulls them back. The paper bounds the log-ratio, which is the same band.
+    Differs from Kimi: one term per token instead of the square of the response's sum. Differs from Ipo: the band is on
+    the ratio instead of the probability. The old policy is the one that sampled: old_policy=sampler.
+    """
+
+    kl_tau: float
+
+    needs_token_ratio: ClassVar[bool] = True
+    pulls_without_advantage: ClassVar[bool] = True
+    formula: ClassVar[str] = (
+        "-sg(r) * A * logp where 1 - {clip_low} <= r <= 1 + {clip_high} else 0, + {kl_tau} * (log r)^2"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "kl_tau")
+
+    def __call__(self, tokens: SurrogateInputs) -> SurrogateLoss:
+        masked = super().__call__(tokens)
+        return replace(masked, token_loss=masked.token_loss + self.kl_tau * tokens.log_ratio**2)
 
 
 @dataclass(frozen=True)

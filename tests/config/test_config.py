@@ -153,6 +153,46 @@ ROWS = {
         "schedule": "in_flight", "old_policy": "sampler", "baseline": "leave_one_out", "scale": "none",
         "surrogate": "cispo_pipeline_rl", "aggregation": "token_mean", "updates": "one",
     },
+    "luspo": {"importance": "sequence", "surrogate": "ppo_luspo", "aggregation": "sequence_sum"},
+    "rgra": {"surrogate": "reinforce", "kl": "k3_loss", "updates": "one"},
+    "reinforce_rej": {
+        "group_filter": "drop", "baseline": "none", "scale": "none", "surrogate": "dual_clip",
+        "aggregation": "token_mean", "kl": "k3_loss_r1", "entropy": "bonus", "reward": "strict_plus_minus",
+    },
+    "minirl": {
+        "correction": "tis_token_minirl", "scale": "none", "surrogate": "ppo_minirl", "aggregation": "sequence_sum",
+    },
+    "flash_reinforce": {
+        "schedule": "one_step_off", "correction": "tis_token_uncapped",
+        "rejection": "sequence_mean_binary_kl_flash", "baseline": "batch_mean", "scale": "none",
+        "surrogate": "reinforce", "updates": "one",
+    },
+    "prime_rl": {
+        "schedule": "in_flight", "group_filter": "drop", "old_policy": "sampler", "scale": "none",
+        "surrogate": "ipo_prime_rl", "aggregation": "token_mean", "denominator": "survivors", "updates": "one",
+    },
+    "glm5": {"correction": "icepop_glm", "surrogate": "ppo_higher", "updates": "one"},
+    "kimi_k25": {
+        "old_policy": "sampler", "scale": "none", "surrogate": "kimi_token", "aggregation": "token_mean",
+    },
+    "deepseek_v32": {"scale": "none", "update_mask": "opsm", "kl": "k3_unbiased"},
+    "vapo": {
+        "baseline": "gae_length_adaptive", "scale": "batch_std_tokens", "aggregation": "token_mean",
+        "surrogate": "ppo_higher", "entropy": "positive_nll", "updates": "sixteen", "critic": "separate_model_vapo",
+    },
+    "magistral": {
+        "schedule": "in_flight", "reward_shaping": "soft_overlong_magistral", "group_filter": "active",
+        "old_policy": "sampler", "scale": "batch_std", "surrogate": "ppo_higher", "aggregation": "prompt_mean",
+        "updates": "one",
+    },
+    "skywork_or1": {
+        "group_filter": "drop", "aggregation": "token_mean", "denominator": "survivors",
+        "entropy": "adaptive_skywork_or1", "updates": "one",
+    },
+    "polaris": {
+        "group_filter": "drop", "surrogate": "ppo_higher", "aggregation": "token_mean", "denominator": "survivors",
+        "updates": "one",
+    },
 }  # fmt: skip
 # The published numbers of the row; the plain ones hold wherever the surrogate is the plain one.
 NUMBERS = {
@@ -231,6 +271,51 @@ NUMBERS = {
         "updates.minibatches": 4,
     },
     "pipeline_rl": {"schedule.max_lag": 8, "surrogate.cap": 1.2, "updates.minibatches": 1},
+    "luspo": {"surrogate.clip_low": 2e-3, "surrogate.clip_high": 2.5e-3, "updates.minibatches": 4},
+    "rgra": {"kl.kl_coef": 0.04, "updates.minibatches": 1},
+    "reinforce_rej": {
+        "group_filter.signal": Signal.outcome, "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.2,
+        "surrogate.bound": 3, "kl.kl_coef": 0.001, "entropy.coef": 0.001, "reward.correct": 1, "reward.wrong": -1,
+        "updates.minibatches": 4, "optimizer.weight_decay": 0.01,
+    },
+    "minirl": {
+        "correction.cap": 5, "correction.floor": 0, "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.27,
+        "updates.minibatches": 4,
+    },
+    "flash_reinforce": {
+        "rejection.bound": 0.005, "correction.cap": 1e6, "baseline.by": Weights.rows, "schedule.lag": 1,
+        "updates.minibatches": 1, "optimizer.weight_decay": 0.1,
+    },
+    "prime_rl": {
+        "schedule.max_lag": 8, "group_filter.signal": Signal.outcome, "surrogate.eps": 0.3, "surrogate.kl_tau": 0,
+        "updates.minibatches": 1, "optimizer.weight_decay": 0.01,
+    },
+    "glm5": {
+        "correction.low": 0.5, "correction.high": 2, "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28,
+        "updates.minibatches": 1,
+    },
+    "kimi_k25": {
+        "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28, "surrogate.kl_tau": 0.001, "updates.minibatches": 4,
+    },
+    "deepseek_v32": {"update_mask.delta": 1e-4, "kl.kl_coef": 0.01, "updates.minibatches": 4},
+    "vapo": {
+        "baseline.gamma": 1, "baseline.alpha": 0.05, "baseline.lam_value": 1, "scale.by": Weights.tokens,
+        "scale.recentre": True, "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28, "entropy.coef": 0.1,
+        "critic.learning_rate": 2e-4, "critic.minibatches": 16, "critic.pretrain_steps": 2, "updates.minibatches": 16,
+    },
+    "magistral": {
+        "schedule.max_lag": 8, "reward_shaping.largest": 0.1, "group_filter.signal": Signal.outcome,
+        "scale.by": Weights.rows, "scale.of": Deviation.centred, "surrogate.clip_low": 0.2,
+        "surrogate.clip_high": 0.28, "updates.minibatches": 1,
+    },
+    "skywork_or1": {
+        "group_filter.signal": Signal.outcome, "entropy.target": 0.2, "entropy.delta": 1e-4, "entropy.largest": 0.005,
+        "updates.minibatches": 1, "optimizer.weight_decay": 0.01,
+    },
+    "polaris": {
+        "group_filter.signal": Signal.outcome, "surrogate.clip_low": 0.2, "surrogate.clip_high": 0.28,
+        "updates.minibatches": 1, "optimizer.weight_decay": 0.01,
+    },
 }  # fmt: skip
 # What nobody could verify in a recipe's source, in the words of its file.
 OPEN = {
@@ -243,6 +328,13 @@ OPEN = {
     "open_reasoner_zero": ["aggregation"], "vineppo": ["aggregation", "KL estimator", "updates"],
     "remax": ["that no KL is used"], "kimi_k15": ["when the length reward begins", "tau", "updates"],
     "l1": ["that no KL is used"], "areal": ["scale", "baseline", "clip", "updates"], "pipeline_rl": ["aggregation"],
+    "luspo": ["clip widths", "updates"], "rgra": ["KL loss", "aggregation", "KL coefficient", "updates"],
+    "reinforce_rej": ["rewards of -1", "KL loss", "updates"], "flash_reinforce": ["the paper's own code"],
+    "prime_rl": ["caches", "other than the surrogate's"],
+    "kimi_k25": ["bounds of the mask and tau", "sampler", "averaged", "updates"],
+    "deepseek_v32": ["clip width", "KL coefficient", "threshold", "updates"],
+    "vapo": ["whitened", "wrong answers", "value clip"],
+    "magistral": ["lower clip width", "sampler", "lag", "length penalty"], "skywork_or1": ["the bonus's numbers"],
 }  # fmt: skip
 # What it leaves out, in the same words.
 ABSENT = {
@@ -253,6 +345,16 @@ ABSENT = {
     "open_reasoner_zero": ["filters of prompts", "last stage", "twelve"], "ppo": ["follows a target"],
     "reinforce_pp": ["one response a prompt"], "scalerl": ["words of its interruption"],
     "topr": ["baseline", "long epochs"], "vineppo": ["temperature 0.6"],
+    "reinforce_rej": ["dropped groups"], "minirl": ["routing replay", "FP8", "a cap"],
+    "flash_reinforce": ["one response a prompt", "a queue", "filter of tokens"],
+    "prime_rl": ["agents", "length penalty"],
+    "glm5": ["RL for agents", "reward models", "distillation", "top-k", "hard problems"],
+    "kimi_k25": ["budgets", "MuonClip", "reward models"],
+    "deepseek_v32": ["keep routing", "keep sampling mask", "each domain", "length penalty", "specialists"],
+    "vapo": ["reward model", "50 steps"],
+    "magistral": ["format and language", "upper width", "by stage"],
+    "skywork_or1": ["by stage", "base model", "once they are solved"],
+    "polaris": ["copies", "skipped", "right answers kept", "temperature", "solved problems"],
 }  # fmt: skip
 
 

@@ -161,6 +161,10 @@ CASES = {
         f"{LAGGED} surrogate=ratio_mask surrogate.clip_high=0.1 rejection=token_tv rejection.bound=0.03",
         "surrogate=ppo rejection=none",
     ),
+    "kimi_token": (
+        f"{LAGGED} surrogate=kimi_token surrogate.clip_high=0.1 surrogate.kl_tau=0.05 old_policy=sampler",
+        "surrogate=ratio_mask",
+    ),
     "sppo": (f"{LAGGED} surrogate=sppo surrogate.clip=0.1 old_policy=sampler", "surrogate=reinforce"),
     "rec_one_side": (f"{LAGGED} surrogate=rec_one_side surrogate.clip=0.1 old_policy=sampler", "surrogate=ppo"),
     "rec_ring": (

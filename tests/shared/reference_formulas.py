@@ -7,6 +7,7 @@ formula here is a KeyError with its name: add one line to the table of its axis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -313,6 +314,11 @@ def _ratio_mask(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, mar
     return -ratio * (ratio - 1 <= o.clip_high) * (1 - ratio <= o.clip_low) * a * now
 
 
+def _kimi_token(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
+    kept = ((log_r >= math.log1p(-o.clip_low)) & (log_r <= math.log1p(o.clip_high))).detach()
+    return torch.where(kept, -log_r.exp() * a, torch.zeros_like(a)) + o.kl_tau * log_r.square()
+
+
 def _sppo(o: Any, now: Tensor, log_r: Tensor, a: Tensor, mask: Tensor, marked: Tensor | None) -> Tensor:
     inside = log_r.detach().abs() <= torch.tensor(1 + o.clip).double().log()
     return -a * log_r * inside
@@ -368,6 +374,7 @@ SURROGATE: dict[str, Callable[..., Tensor]] = {
     "KlCov": _kl_cov,
     "Ipo": _ipo,
     "RatioMask": _ratio_mask,
+    "KimiToken": _kimi_token,
     "Sppo": _sppo,
     "RecOneSide": _rec,
     "RecRing": _rec,

@@ -23,6 +23,7 @@ from grpo_lab.tricks.surrogate_off_policy import (
     Dro,
     Fipo,
     Ipo,
+    KimiToken,
     M2po,
     RatioMask,
     RecOneSide,
@@ -78,6 +79,19 @@ def test_tokens_that_stay_and_their_weights(surrogate, advantage: float, weights
     assert_close(result.token_loss, [[-w * advantage * lp for w, lp in zip(weights, logprobs)]], EXACT, "-w * A * logp")
     assert_close(slopes, [-w * advantage for w in weights], EXACT, "gradient")
     assert result.affected.tolist() == [[weight == 0 for weight in weights]]
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_kimi_token_masks_by_the_ratio_whatever_its_sign_and_penalises_all(advantage: float) -> None:
+    ratios, kept = (0.5, 0.9, 1.3, 1.5), (0, 0.9, 1.3, 0)
+    log_ratio, logprobs = logs(*ratios), logs(*(ratio / 10 for ratio in ratios))
+    result, slopes = surrogate_of(KimiToken(0.2, 0.4, 0.5), log_ratio, advantage, logprobs)
+    losses = [-w * advantage * lp + 0.5 * drift**2 for w, lp, drift in zip(kept, logprobs, log_ratio)]
+    assert_close(result.token_loss, [losses], EXACT, "-w * A * logp + tau (log r)^2")
+    expected = [-w * advantage + drift for w, drift in zip(kept, log_ratio)]
+    assert_close(slopes, expected, EXACT, "the slope of the penalty is 2 * .5 * log r, on masked tokens too")
+    assert result.affected.tolist() == [[True, False, False, True]]
+    assert KimiToken(0.2, 0.4, 0.5).pulls_without_advantage
 
 
 def test_sppo_takes_the_log_ratio_within_a_symmetric_band() -> None:
