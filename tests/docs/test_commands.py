@@ -60,7 +60,7 @@ def ran(tmp_path: Path, *words: str, code: int = 0) -> tuple[str, str, set[str]]
 @pytest.mark.parametrize(
     "words,expected",
     [
-        (("grpo_lab.train", "--help"), "group_mean, batch_mean"),
+        (("grpo_lab.train", "--help"), "group_mean, asymmetric"),
         (("grpo_lab.train", "recipe=dapo", "--cfg", "job"), "surrogate:  # dual_clip_dapo"),
         (("grpo_lab.cli", "tricks"), "leave_one_out"),
         (("grpo_lab.cli", "metrics"), "reward/mean"),

@@ -185,7 +185,7 @@ def test_a_new_option_shows_in_the_table(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "conf" / "baseline" / "group_median.yaml").write_text(text)
     monkeypatch.setattr("grpo_lab.config.catalogue.conf_folder", lambda: tmp_path / "conf")
     row = next(line for line in tricks_table().splitlines() if line.startswith("| baseline |"))
-    assert ", group_median, leave_one_out, " in row
+    assert ", group_median, kalman, " in row
     assert "| Median of | 2401.00001 | baseline=group_median |" in papers_table()
 
 
