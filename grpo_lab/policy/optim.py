@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import nn
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.types import Tensor
+
+if TYPE_CHECKING:  # commands that only speak load no torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """A fresh torch optimiser over `parameters`; those of `model` are told apart by their layers."""
+        """A fresh torch optimiser over `parameters`; `model` says which layer each is of."""
 
     @abstractmethod
     def state_numbers(self, trained: int, matrices: int) -> int:
@@ -298,7 +300,7 @@ class Muon(Adamw):
 
 def hidden_matrices(model: nn.Module) -> list[Tensor]:
     """The 2-D parameters of a model that belong neither to an embedding nor to the output head."""
-    outer = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    outer = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     if isinstance(model, _HasHead) and (head := model.get_output_embeddings()) is not None:
         outer.append(head)
     left_out = {id(one) for part in outer for one in part.parameters()}

@@ -37,7 +37,7 @@ def test_tricks_stay_small_enough_to_read() -> None:
     for path in files_under("tricks"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
-                assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"
+                assert node.end_lineno - node.lineno < 65, f"{path.name}: {node.name}"
 
 
 def test_the_loop_names_no_option() -> None:
