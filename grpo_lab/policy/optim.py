@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
 from grpo_lab.distributed import ranks, tensors
 from grpo_lab.types import Tensor
-
-if TYPE_CHECKING:  # commands that only speak load no torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Optimizer(ABC):
         require_field(0 <= self.final_share <= 1, self, "final_share", "in [0, 1]")
 
     @abstractmethod
-    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Tensor], model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """A fresh torch optimiser over `parameters`; `model` says which layer each is of."""
 
     @abstractmethod
@@ -157,7 +154,7 @@ class Adamw(Optimizer):
         for beta in ("beta1", "beta2"):
             require_field(0 <= getattr(self, beta) < 1, self, beta, "in [0, 1)")
 
-    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Tensor], model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         held = list(parameters)
         return torch.optim.AdamW(held, **self._settings(held))
 
@@ -226,7 +223,7 @@ class Sgd(Optimizer):
         require_not_negative(self, "weight_decay")
         require_field(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
 
-    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Tensor], model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay)
 
     def state_numbers(self, trained: int, matrices: int) -> int:
@@ -271,7 +268,7 @@ class Muon(Adamw):
         super().__post_init__()
         require_field(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
 
-    def build(self, parameters: Iterable[Tensor], model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[Tensor], model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         from grpo_lab.policy.muon import MuonAndAdamw  # torch's optimisers are large
 
         assert model is not None, "hidden matrices are found by the model's layers"
@@ -298,7 +295,7 @@ class Muon(Adamw):
         )
 
 
-def hidden_matrices(model: nn.Module) -> list[Tensor]:
+def hidden_matrices(model: torch.nn.Module) -> list[Tensor]:
     """The 2-D parameters of a model that belong neither to an embedding nor to the output head."""
     outer = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     if isinstance(model, _HasHead) and (head := model.get_output_embeddings()) is not None:
