@@ -99,7 +99,8 @@ class ValueTracker(CreditBaseline):
 
     def centre(self, graded: Graded, credit: Credit) -> Float[Tensor, "P G"]:
         memory, rollouts = credit.memory, credit.rollouts
-        drift, centred = self._drift(credit), torch.zeros_like(graded.reward)
+        drift = _drift(credit) if self.scores_past else {}
+        centred = torch.zeros_like(graded.reward)
         for place, problem in enumerate(rollouts.problems):
             rows = graded.in_statistics[place]
             if not rows.any():
@@ -114,17 +115,18 @@ class ValueTracker(CreditBaseline):
                 memory["visit"][problem.id] = _kept(rollouts.choose([place]))
         return centred
 
-    def _drift(self, credit: Credit) -> dict[int, float]:
-        """D of each problem of the batch that was visited before, by its id."""
-        visits = credit.memory["visit"]
-        known = [problem for problem in credit.rollouts.problems if problem.id in visits]
-        if not self.scores_past or not known:
-            return {}
-        past = Rollouts.join([Rollouts(problems=(problem,), **visits[problem.id]) for problem in known])
-        assert credit.learner_logprobs is not None, "the loop scores responses"
-        now, then = (values.double() for values in (credit.learner_logprobs(past), past.sampler_logprobs))
-        rows = row_mean((now - then).abs(), past.sampled_mask).reshape(len(known), -1)
-        return {problem.id: drift for problem, drift in zip(known, rows.mean(dim=1).tolist())}
+
+def _drift(credit: Credit) -> dict[int, float]:
+    """D of each problem of the batch that was visited before, by its id."""
+    visits = credit.memory["visit"]
+    known = [problem for problem in credit.rollouts.problems if problem.id in visits]
+    if not known:
+        return {}
+    past = Rollouts.join([Rollouts(problems=(problem,), **visits[problem.id]) for problem in known])
+    assert credit.learner_logprobs is not None, "the loop scores responses"
+    now, then = (values.double() for values in (credit.learner_logprobs(past), past.sampler_logprobs))
+    rows = row_mean((now - then).abs(), past.sampled_mask).reshape(len(known), -1)
+    return {problem.id: drift for problem, drift in zip(known, rows.mean(dim=1).tolist())}
 
 
 def _kept(group: Rollouts) -> dict[str, Any]:
