@@ -42,12 +42,15 @@ OF_RECIPES = {
     "cispo": SIXTEEN,
     "dapo": SIXTEEN,
     "deepseek_r1": SIXTEEN,
+    "magistral": MIDWAY,
     "olmo3": MIDWAY,
     "open_reasoner_zero": "problems_per_step=8 group_size=2 critic.head_range=0.3",
     "pass_at_k": "baseline.k=2",
     "pipeline_rl": MIDWAY,
     "ppo": "critic.head_range=0.3",
+    "prime_rl": MIDWAY,
     "scalerl": MIDWAY,
+    "vapo": f"{SIXTEEN} critic.head_range=0.3",
 }
 
 LAGGED = "schedule=one_step_off updates=two"  # a batch is a step old: sampler and learner are far apart
