@@ -50,7 +50,7 @@ OF_RECIPES = {
     "ppo": "critic.head_range=0.3",
     "prime_rl": MIDWAY,
     "scalerl": MIDWAY,
-    "vapo": f"{SIXTEEN} critic.head_range=0.3",
+    "vapo": f"{SIXTEEN} critic.head_range=0.3 critic.pretrain_steps=1",
 }
 
 LAGGED = "schedule=one_step_off updates=two"  # a batch is a step old: sampler and learner are far apart
