@@ -89,13 +89,6 @@ _SELECTS: Mapping[Selects, Callable[[RunConfig], bool]] = {
 }
 
 
-def _without_selection(run: RunConfig) -> bool:
-    """True if the twin is of an axis that selects nothing, or of all and none selects."""
-    of = getattr(run.twin, "of", [])
-    selects = [_SELECTS[axis](run) for axis in of or Selects]
-    return not run.twin.is_no_op and not (all(selects) if of else any(selects))
-
-
 def _has_twin(run: RunConfig, axis: Selects) -> bool:
     return run.twin.of_axis(axis) and _SELECTS[axis](run)
 
@@ -103,8 +96,8 @@ def _has_twin(run: RunConfig, axis: Selects) -> bool:
 ERRORS: tuple[Rule, ...] = (
     Rule(
         "twin_selects_nothing",
-        ("twin",),
-        _without_selection,
+        ("twin", *(axis.value for axis in Selects)),
+        lambda run: not run.twin.can_draw({axis for axis, selects in _SELECTS.items() if selects(run)}),
         "the twin is of options that mask, clip, reject or drop nothing",
         "name in twin.of an axis whose option does (grpo_lab/tricks/twin.py lists them), or set twin=none",
     ),
@@ -129,7 +122,7 @@ ERRORS: tuple[Rule, ...] = (
     ),
     Rule(
         "twin_of_mixed_rows",
-        ("twin", "importance", "update_mask", "baseline"),
+        ("twin", "surrogate", "importance", "update_mask", "baseline"),
         lambda run: (
             run.baseline.per_token
             and (

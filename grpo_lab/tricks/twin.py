@@ -7,7 +7,7 @@ random. The difference between the two is the effect of the selection; the rest 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,6 +23,10 @@ class Twin(Trick, ABC):
     def of_axis(self, axis: Selects) -> bool:
         """True if the run's option on `axis` gives way to its random twin."""
         return False
+
+    def can_draw(self, selecting: Set[Selects]) -> bool:
+        """False if a selection is to be replaced and there is none; `selecting` has the axes whose options select."""
+        return True
 
     def redraw(
         self,
@@ -70,6 +74,9 @@ class RandomTwin(Twin):
 
     def of_axis(self, axis: Selects) -> bool:
         return not self.of or axis in self.of
+
+    def can_draw(self, selecting: Set[Selects]) -> bool:
+        return bool(selecting) and selecting >= set(self.of)
 
 
 def redrawn_masks(

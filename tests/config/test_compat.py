@@ -41,7 +41,9 @@ from grpo_lab.tricks.convention import AlphaForm, Scope, Singleton, Width
 from grpo_lab.tricks.group_filter import Drop, Signal
 from grpo_lab.tricks.reward_shaping import SoftOverlong
 from grpo_lab.tricks.scale import GroupStd, InformativeShare, NoScale
+from grpo_lab.tricks.selects import Selects
 from grpo_lab.tricks.surrogate import Reinforce
+from grpo_lab.tricks.twin import NoTwin, RandomTwin
 
 RULES = {rule.name: rule for rule in ERRORS + WARNINGS}
 SLOTS = slot_types()
@@ -67,6 +69,43 @@ class Case:
 PASS_AT_K = "baseline=pass_at_k scale=none"
 ALONE = "group_size=1 baseline=none scale=none"
 CASES = (
+    Case("twin_selects_nothing", "twin=random surrogate=reinforce updates=one", ("twin=none", "surrogate=ppo")),
+    Case(
+        "twin_selects_nothing",
+        "twin=random twin.of=[surrogate,rejection]",
+        ("twin.of=[surrogate]", "rejection=token_k2 sampler_precision=bf16"),
+    ),
+    Case(
+        "twin_of_a_race",
+        "twin=random group_filter=oversample_abort",
+        ("group_filter=resample", "group_filter=active", "group_filter=drop", "twin.of=[surrogate]"),
+    ),
+    Case(
+        "twin_of_a_race",
+        "twin=random group_filter=resample schedule=in_flight correction=tis_token",
+        ("schedule=one_step_off", "group_filter=drop", "twin.of=[surrogate]"),
+    ),
+    Case(
+        "twin_of_a_penalty",
+        "twin=random surrogate=kimi aggregation=sequence_sum",
+        ("surrogate=ppo", "rejection=token_k2 sampler_precision=bf16 twin.of=[rejection]"),
+    ),
+    Case(
+        "twin_of_mixed_rows",
+        "twin=random update_mask=opsm baseline=gae scale=none",
+        ("importance=token update_mask=none", "baseline=greedy", "twin.of=[surrogate]"),
+    ),
+    Case(
+        "twin_of_mixed_rows",
+        "twin=random importance=sequence surrogate=ppo_gspo baseline=gae scale=none",
+        ("importance=token update_mask=none", "baseline=greedy"),
+        beside=frozenset({"credit_is_of_tokens"}),
+    ),
+    Case(
+        "twin_of_a_correction_in_the_updates",
+        "twin=random correction=tis_token old_policy=log_linear schedule=one_step_off schedule.lag=2",
+        ("old_policy=recomputed", "twin.of=[surrogate]"),
+    ),
     Case("baseline_needs_a_group", "group_size=1 scale=none", ("group_size=2", "baseline=none")),
     Case("baseline_needs_a_group", f"group_size=3 {PASS_AT_K}", ("group_size=8", "baseline=none")),
     Case("scale_needs_a_group", "group_size=1 baseline=none", ("group_size=2", "scale=none")),
@@ -123,6 +162,27 @@ CASES = (
         "baseline=gae scale=none learner_precision=fp16",
         ("learner_precision=bf16", "baseline=greedy"),
     ),
+    Case(
+        "learner_is_not_quantized",
+        "learner_precision=fp8_simulated",
+        ("learner_precision=bf16", "learner_precision=bf16 sampler_precision=fp8_simulated"),
+    ),
+    Case(
+        "engine_does_not_simulate_fp8",
+        "engine=vllm sampler_precision=fp8_simulated",
+        ("engine=native", "sampler_precision=bf16"),
+    ),
+    Case(
+        "graphs_do_not_round_inputs",
+        "engine.cuda_graphs=true sampler_precision=fp8_simulated",
+        ("engine.cuda_graphs=false", "sampler_precision.activations=false"),
+    ),
+    Case(
+        "critic_has_adams_rate",
+        "baseline=gae scale=none optimizer=sgd",
+        ("optimizer=adamw", "optimizer=muon", "baseline=greedy"),
+    ),
+    Case("sft_has_adams_rate", "sft=demonstrations optimizer=sgd", ("optimizer=adamw", "optimizer=muon", "sft=none")),
     Case(
         "sft_has_no_loss_scale",
         "sft=demonstrations learner_precision=fp16",
@@ -531,6 +591,14 @@ def objects() -> dict[str, dict[str, Any]]:
     return found
 
 
+TWINS = (
+    NoTwin(),
+    RandomTwin([]),
+    RandomTwin([Selects.surrogate, Selects.correction]),
+    RandomTwin([Selects.update_mask, Selects.group_filter]),
+)
+
+
 @cache
 def values_of(fact: str) -> list[Any]:
     """What a fact can be: over all options and variants, both for a yes or no, a few for a number of the run."""
@@ -547,6 +615,13 @@ def values_of(fact: str) -> list[Any]:
         "teacher.group_relative": [False, True],
         "teacher.reads_reference": [False, True],
         "engine.top_p": [0.9, 1.0],
+        "twin.of_axis": [twin.of_axis for twin in TWINS],
+        "twin.can_draw": [twin.can_draw for twin in TWINS],
+        "question_filter.is_no_op": [False, True],
+        "pass_rate.is_no_op": [False, True],
+        "engine.simulates_fp8": [False, True],
+        "engine.cuda_graphs": [False, True],
+        "optimizer.scale_invariant": [False, True],
         "optimizer.learning_rate": [1e-6, 1e-4],
         "model.highest_rate": [5e-5, math.inf],
         "engine.streams": [False, True],
@@ -660,7 +735,45 @@ def _filtered_group_is_noticed(f: Facts) -> bool:
     )
 
 
+def _selecting(f: Facts) -> set[Selects]:
+    acts = {axis for axis in Selects if not f.get(f"{axis.value}.is_no_op", True)}
+    acts |= {Selects.truncation} if f["truncation.removes_rows"] else set()
+    acts |= {Selects.group_filter} if f["group_filter.removes_rows"] else set()
+    acts |= {Selects.entropy} if f["entropy.selects_tokens"] else set()
+    return acts - {Selects.surrogate} if f["surrogate.pulls_without_advantage"] else acts
+
+
+def _twin_of_the_surrogate(f: Facts) -> bool:
+    selects = not (f["surrogate.is_no_op"] or f["surrogate.pulls_without_advantage"])
+    return selects and f["twin.of_axis"](Selects.surrogate)
+
+
 TRUTH: dict[str, Callable[[Facts], bool]] = {
+    "twin_selects_nothing": lambda f: not f["twin.can_draw"](_selecting(f)),
+    "twin_of_a_race": lambda f: (
+        f["twin.of_axis"](Selects.group_filter)
+        and all((f["group_filter.removes_rows"], f["group_filter.refills"]))
+        and any((f["group_filter.races"], f["schedule.streams"]))
+    ),
+    "twin_of_a_penalty": lambda f: f["surrogate.pulls_without_advantage"] and f["twin.of_axis"](Selects.surrogate),
+    "twin_of_mixed_rows": lambda f: (
+        f["baseline.per_token"]
+        and any(
+            (
+                _twin_of_the_surrogate(f) and not f["importance.per_token"],
+                f["twin.of_axis"](Selects.update_mask)
+                and not (f["update_mask.is_no_op"] or f["update_mask.divides_rows"]),
+            )
+        )
+    ),
+    "twin_of_a_correction_in_the_updates": lambda f: (
+        f["old_policy.interpolates"] and not f["correction.is_no_op"] and f["twin.of_axis"](Selects.correction)
+    ),
+    "learner_is_not_quantized": lambda f: f["learner_precision.quantizes"],
+    "engine_does_not_simulate_fp8": lambda f: not f["engine.simulates_fp8"] and f["sampler_precision.quantizes"],
+    "graphs_do_not_round_inputs": lambda f: f["engine.cuda_graphs"] and f["sampler_precision.quantizes_inputs"],
+    "critic_has_adams_rate": lambda f: f["baseline.needs_critic"] and not f["optimizer.scale_invariant"],
+    "sft_has_adams_rate": lambda f: not (f["sft.is_no_op"] or f["optimizer.scale_invariant"]),
     "baseline_needs_a_group": lambda f: f["baseline.smallest_group"] > f["group_size"],
     "scale_needs_a_group": lambda f: f["group_size"] == 1 and f["scale.group_relative"],
     "filter_needs_a_group": lambda f: f["group_size"] == 1 and f["group_filter.removes_rows"],
@@ -828,7 +941,9 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         f["reference.changes"] and not f["kl.needs_reference"] and not f["teacher.reads_reference"]
     ),
     "top_p_biases_the_ratio": lambda f: f["engine.top_p"] != 1,
-    "rate_is_for_small_models": lambda f: f["optimizer.learning_rate"] > f["model.highest_rate"],
+    "rate_is_for_small_models": lambda f: (
+        f["optimizer.learning_rate"] > f["model.highest_rate"] and f["optimizer.scale_invariant"]
+    ),
     "sft_rate_is_for_small_models": lambda f: f["sft.rate"] > f["model.highest_rate"],
     "critic_rate_is_for_small_models": lambda f: (
         all((f["baseline.needs_critic"], f["critic.owns_trunk"]))
@@ -1169,7 +1284,13 @@ ACTS = (
     ),
     ("baseline_is_recentred", "return_to_go", Setting(others=(("scale", "batch_std_tokens"), ("kl", "k1_reward")))),
     ("return_to_go_without_token_penalty", "return_to_go", Setting(others=(("scale", "none"), ("kl", "k1_reward")))),
-    *(("shaping_is_not_read", name, Setting()) for name in KNOWN["reward_shaping"] if name != "none"),
+    *(
+        ("shaping_is_not_read", name, Setting())
+        for name in KNOWN["reward_shaping"]
+        if name not in ("none", "backward_correction")
+    ),
+    # a factor on centred rewards, which the plain run's scale divides away
+    ("shaping_is_not_read", "backward_correction", Setting(others=(("scale", "none"),))),
     ("kl_is_not_read", "k1_reward", Setting()),
 )
 
