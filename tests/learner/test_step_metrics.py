@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +12,10 @@ from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.learner.loss import policy_loss
 from grpo_lab.learner.step_metrics import reweighted_tokens
-from grpo_lab.tricks.aggregation import Constant, PromptMean, SequenceMean, TokenMean
+from grpo_lab.tricks.aggregation import Aggregation, Balanced, Constant, PromptMean, SequenceMean, TokenMean
 from grpo_lab.tricks.base import Trick
 from grpo_lab.tricks.convention import CapForm, Scope, Width
-from grpo_lab.tricks.importance import Sequence
+from grpo_lab.tricks.importance import Sequence as SequenceRatio
 from grpo_lab.tricks.surrogate import Cispo, Ppo, Reinforce
 from tests.shared.helpers import batch_of_rows, make_run, step_of
 
@@ -23,14 +24,20 @@ def mask_of(*lengths: int) -> torch.Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
+def reweighted(aggregation: Aggregation, mask: torch.Tensor, advantages: Sequence[float] = ()) -> float:
+    """The share in groups of two; all advantages 1 unless given for each row."""
+    rows = torch.tensor(advantages or [1.0] * len(mask), dtype=torch.float64)
+    return reweighted_tokens(aggregation, mask, 2, rows[:, None] * mask)
+
+
 def test_the_mean_over_sequences_reweights_nothing() -> None:
-    assert reweighted_tokens(SequenceMean(eps=0.0), mask_of(1, 3, 2, 4), 2) == 0.0
+    assert reweighted(SequenceMean(eps=0.0), mask_of(1, 3, 2, 4)) == 0.0
 
 
 @pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (1, 1)])
 def test_rows_of_one_length_weigh_the_same_in_every_aggregation(lengths: tuple[int, ...]) -> None:
     for aggregation in (TokenMean(Scope.step), Constant(8, Width.budget), PromptMean()):
-        assert reweighted_tokens(aggregation, mask_of(*lengths), 2) == 0.0
+        assert reweighted(aggregation, mask_of(*lengths)) == 0.0
 
 
 def test_tokens_of_rows_of_another_length_are_counted() -> None:
@@ -38,14 +45,22 @@ def test_tokens_of_rows_of_another_length_are_counted() -> None:
     tokens each weighs 1/8, which is what those of the two rows of 2 already weigh: 4 of 8 tokens are reweighted. Over
     prompts all tokens of both prompts weigh 1/4 of a half, the same."""
     mask = mask_of(1, 3, 2, 2)
-    assert reweighted_tokens(TokenMean(Scope.step), mask, 2) == pytest.approx(4 / 8)
-    assert reweighted_tokens(PromptMean(), mask, 2) == pytest.approx(4 / 8)
-    assert reweighted_tokens(Constant(8, Width.budget), mask, 2) == pytest.approx(4 / 8)
-    assert reweighted_tokens(TokenMean(Scope.step), mask_of(1, 3, 5, 7), 2) == 1.0
+    assert reweighted(TokenMean(Scope.step), mask) == pytest.approx(4 / 8)
+    assert reweighted(PromptMean(), mask) == pytest.approx(4 / 8)
+    assert reweighted(Constant(8, Width.budget), mask) == pytest.approx(4 / 8)
+    assert reweighted(TokenMean(Scope.step), mask_of(1, 3, 5, 7)) == 1.0
+
+
+def test_tokens_are_averaged_among_responses_of_one_sign() -> None:
+    """Rows of 1, 3, 2 and 2 tokens. One response of each sign in a prompt: a token weighs as in the mean over
+    sequences. The first two of one sign: their tokens weigh 1/4, not 1/2 and 1/6, so 4 of 8 are reweighted."""
+    mask = mask_of(1, 3, 2, 2)
+    assert reweighted(Balanced(), mask, [1.0, -1.0, 1.0, -1.0]) == 0.0
+    assert reweighted(Balanced(), mask, [1.0, 1.0, 1.0, -1.0]) == pytest.approx(4 / 8)
 
 
 def test_no_token_in_the_loss_is_no_share() -> None:
-    assert reweighted_tokens(TokenMean(Scope.step), torch.zeros(2, 3, dtype=torch.bool), 2) == 0.0
+    assert reweighted(TokenMean(Scope.step), torch.zeros(2, 3, dtype=torch.bool)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -58,7 +73,7 @@ def test_no_token_in_the_loss_is_no_share() -> None:
             4,
         ),  # all that PPO clips: 1.25 and 1.9 above, 0.5 and 0.7 below
         ({"surrogate": Reinforce()}, 8),  # no token's ratio is 1
-        ({"importance": Sequence(log_ratio_limit=20.0)}, 8),  # no token's ratio is its row's
+        ({"importance": SequenceRatio(log_ratio_limit=20.0)}, 8),  # no token's ratio is its row's
     ],
 )
 def test_tokens_with_another_gradient_than_ppos_are_counted_on_the_same_tokens(

@@ -114,6 +114,7 @@ BESIDE = (
     "test_curricula",
     "test_estimators",
     "test_filters",
+    "test_fp8",
     "test_interventions",
     "test_off_policy",
     "test_update_mask",
@@ -1386,6 +1387,7 @@ def test_what_the_loss_reports_for_the_log() -> None:
         "entropy": 1.0,
         "ratio": 1.5 + 1,
         "k3_old": 0.5 - ln(1.5),
+        "masked": 0,
         "surrogate_active": 1,  # 1.5 is above 1.2
         "surrogate_weight": 1,  # the cut token weighs nothing, the other its ratio of 1
         "unlike_ppo": 0,  # it is PPO

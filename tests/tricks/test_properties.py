@@ -57,6 +57,7 @@ from grpo_lab.policy.logprobs import token_logprobs
 from grpo_lab.tricks.aggregation import Constant, PromptMean, TokenMean
 from grpo_lab.tricks.baseline import (
     BatchMean,
+    ForwardCorrection,
     Gae,
     GroupMean,
     LeaveOneOut,
@@ -226,7 +227,7 @@ def reads_signs_or_zero(baseline, scale) -> bool:
 
 def divides(scale) -> bool:
     """Whether the unit of the rewards cancels, but for eps. A deviation of the others that is 0 divides by nothing."""
-    return isinstance(scale, (GroupStd, BatchStd, MaxRl))
+    return scale.divides_by_deviation or isinstance(scale, MaxRl)
 
 
 def is_linear(baseline) -> bool:
@@ -235,7 +236,15 @@ def is_linear(baseline) -> bool:
 
 
 def without_eps(scale):
-    return replace(scale, eps=0.0) if isinstance(scale, (GroupStd, BatchStd)) else scale
+    return replace(scale, eps=0.0) if scale.divides_by_deviation else scale
+
+
+def moved(baseline, factor: float = 1.0, shift: float = 0.0):
+    """The same baseline for rewards times `factor` plus `shift`: ForwardCorrection is told what answers earn."""
+    if not isinstance(baseline, ForwardCorrection):
+        return baseline
+    correct, wrong = (factor * value + shift for value in (baseline.correct, baseline.wrong))
+    return replace(baseline, correct=correct, wrong=wrong)
 
 
 @among(lambda baseline, scale: not reads_signs_or_zero(baseline, scale))
@@ -246,8 +255,8 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
     outcome = [[float(value > 0.5) for value in row] for row in values]
     shifted = [[value + eighths / 8 for value in row] for row in values]
     before, after = (
-        advantages_of(make_graded(reward, outcome=outcome, lengths=lengths), baseline, scale)
-        for reward in (values, shifted)
+        advantages_of(make_graded(reward, outcome=outcome, lengths=lengths), option, scale)
+        for reward, option in ((values, baseline), (shifted, moved(baseline, shift=eighths / 8)))
     )
     assert_close(after, before, TOLERANCE, "shift")
 
@@ -262,7 +271,8 @@ def test_advantages_are_proportional_to_rewards_unless_something_divides(baselin
     right = [[float(value > 0.5) for value in row] for row in values]
     scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
     before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, scale)
-    assert_close(advantages_of(scaled, baseline, scale), factor * before, TOLERANCE, "proportional")
+    after = advantages_of(scaled, moved(baseline, factor), scale)
+    assert_close(after, factor * before, TOLERANCE, "proportional")
 
 
 @among(
@@ -279,7 +289,8 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
     right = [[float(value > 0.5) for value in row] for row in values]
     scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
     before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, without_eps(scale))
-    assert_close(advantages_of(scaled, baseline, without_eps(scale)), before, TOLERANCE, "unit of the rewards")
+    after = advantages_of(scaled, moved(baseline, factor), without_eps(scale))
+    assert_close(after, before, TOLERANCE, "unit of the rewards")
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -776,6 +787,21 @@ def test_what_is_on_an_untrained_row_changes_nothing(case, seed) -> None:
     assert (gradient[out] == 0).all()
 
 
+def side_weights(run: RunConfig, inputs: StepInputs) -> Tensor:
+    """What a token of each row [N] weighs in Balanced, counted row by row."""
+    counted = run.denominator.counted_tokens(inputs.rollouts.sampled_mask, inputs.loss_mask).sum(dim=1)
+    size, signs = inputs.rollouts.group_size, inputs.advantages.sum(dim=1).sign()
+    problems = sum(bool(group.any()) for group in counted.split(size))
+    weights = torch.zeros(len(counted), dtype=F64)
+    for row in range(len(counted)):
+        group = range(row // size * size, (row // size + 1) * size)
+        live = [one for one in group if counted[one] > 0]
+        side = [one for one in live if signs[one] == signs[row]]
+        if row in live:
+            weights[row] = len(side) / len(live) / counted[side].sum() / problems
+    return weights
+
+
 @by_loss(lambda run: run.surrogate.mark_scope is None)
 @examples(2)
 @given(seeds)
@@ -790,6 +816,11 @@ def test_leaving_the_loss_moves_others_by_the_denominator_alone(case, seed) -> N
     assume(kept.any())
     _, masked = loss_and_gradient(run, masked_inputs, scene.logprobs)
     _, whole = loss_and_gradient(run, whole_inputs, scene.logprobs)
+    if run.aggregation.reads_signs:
+        # The rows that left shorten or lengthen the mean response of their sign: a factor of its own for each side.
+        factors = side_weights(run, whole_inputs)[kept] / side_weights(run, masked_inputs)[kept]
+        assert_close(masked[kept] * factors[:, None], whole[kept], TOLERANCE, "kept rows times what their side lost")
+        return
     if isinstance(run.denominator, Original):
         assert_close(masked[kept], whole[kept], TOLERANCE, "kept rows")
         return
