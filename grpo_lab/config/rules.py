@@ -99,7 +99,7 @@ ERRORS: tuple[Rule, ...] = (
         ("twin", *(axis.value for axis in Selects)),
         lambda run: not run.twin.can_draw({axis for axis, selects in _SELECTS.items() if selects(run)}),
         "the twin is of options that mask, clip, reject or drop nothing",
-        "name in twin.of an axis whose option does (grpo_lab/tricks/twin.py lists them), or set twin=none",
+        "name in twin.of an axis whose option does (grpo_lab/tricks/selects.py lists them), or set twin=none",
     ),
     Rule(
         "twin_of_a_race",
