@@ -87,8 +87,8 @@ CASES = (
     ),
     Case(
         "twin_of_a_penalty",
-        "twin=random surrogate=kimi aggregation=sequence_sum",
-        ("surrogate=ppo", "rejection=token_k2 sampler_precision=bf16 twin.of=[rejection]"),
+        "twin=random surrogate=kimi aggregation=sequence_sum rejection=token_k2 sampler_precision=bf16",
+        ("surrogate=ppo", "twin.of=[rejection]"),
     ),
     Case(
         "twin_of_mixed_rows",
@@ -565,7 +565,7 @@ def objects() -> dict[str, dict[str, Any]]:
             "clip_cov": {"share": 0.3, "cov_low": 0.01, "cov_high": 9.0},
             "kl_cov": {"share": 0.3},
         },
-        "token_credit": {"clip_b": {"mu": 0.3}},
+        "token_credit": {"clip_b": {"mu": 0.9}},  # the tied groups decide whether a token is beyond it
         "rejection": {
             "sequence_mean_k1": {"low": 0.75, "high": 1.3},
             "sequence_mean_k2": {"bound": 0.04},
