@@ -487,7 +487,9 @@ def mended(case: Case, remedy: str = "") -> RunConfig:
     """The case with the overrides of the remedy in their places; composed only where live objects cannot tell."""
     chosen = dict(entry.split("=", 1) for entry in f"{case.overrides} {remedy}".split())
     if all(key in AXES or (value.isdigit() and "." not in key) for key, value in chosen.items()):
-        return replace(run_of(), **{key: samples()[key][v] if key in AXES else int(v) for key, v in chosen.items()})
+        # a file of one's own can give the learner a precision that is only a sampler's
+        options = samples() | {"learner_precision": samples()["sampler_precision"] | samples()["learner_precision"]}
+        return replace(run_of(), **{key: options[key][v] if key in AXES else int(v) for key, v in chosen.items()})
     return run_of(*(f"{key}={value}" for key, value in chosen.items()))
 
 
