@@ -87,8 +87,8 @@ CASES = (
     ),
     Case(
         "twin_of_a_penalty",
-        "twin=random surrogate=kimi aggregation=sequence_sum",
-        ("surrogate=ppo", "rejection=token_k2 sampler_precision=bf16 twin.of=[rejection]"),
+        "twin=random surrogate=kimi aggregation=sequence_sum rejection=token_k2 sampler_precision=bf16",
+        ("surrogate=ppo", "twin.of=[rejection]"),
     ),
     Case(
         "twin_of_mixed_rows",
@@ -487,7 +487,9 @@ def mended(case: Case, remedy: str = "") -> RunConfig:
     """The case with the overrides of the remedy in their places; composed only where live objects cannot tell."""
     chosen = dict(entry.split("=", 1) for entry in f"{case.overrides} {remedy}".split())
     if all(key in AXES or (value.isdigit() and "." not in key) for key, value in chosen.items()):
-        return replace(run_of(), **{key: samples()[key][v] if key in AXES else int(v) for key, v in chosen.items()})
+        # a file of one's own can give the learner a precision that is only a sampler's
+        options = samples() | {"learner_precision": samples()["sampler_precision"] | samples()["learner_precision"]}
+        return replace(run_of(), **{key: options[key][v] if key in AXES else int(v) for key, v in chosen.items()})
     return run_of(*(f"{key}={value}" for key, value in chosen.items()))
 
 
@@ -565,7 +567,7 @@ def objects() -> dict[str, dict[str, Any]]:
             "clip_cov": {"share": 0.3, "cov_low": 0.01, "cov_high": 9.0},
             "kl_cov": {"share": 0.3},
         },
-        "token_credit": {"clip_b": {"mu": 0.3}},
+        "token_credit": {"clip_b": {"mu": 0.9}},  # the tied groups decide whether a token is beyond it
         "rejection": {
             "sequence_mean_k1": {"low": 0.75, "high": 1.3},
             "sequence_mean_k2": {"bound": 0.04},
