@@ -89,8 +89,8 @@ _SELECTS: Mapping[Selects, Callable[[RunConfig], bool]] = {
 }
 
 
-def _has_twin(run: RunConfig, axis: Selects) -> bool:
-    return run.twin.of_axis(axis) and _SELECTS[axis](run)
+def _has_twin(axis: Selects) -> Callable[[RunConfig], bool]:
+    return lambda run: run.twin.of_axis(axis) and _SELECTS[axis](run)
 
 
 ERRORS: tuple[Rule, ...] = (
@@ -105,7 +105,7 @@ ERRORS: tuple[Rule, ...] = (
         "twin_of_a_race",
         ("twin", "group_filter", "schedule"),
         lambda run: (
-            _has_twin(run, Selects.group_filter)
+            _has_twin(Selects.group_filter)(run)
             and run.group_filter.refills
             and (run.group_filter.races or run.schedule.streams)
         ),
@@ -126,8 +126,8 @@ ERRORS: tuple[Rule, ...] = (
         lambda run: (
             run.baseline.per_token
             and (
-                (_has_twin(run, Selects.surrogate) and not run.importance.per_token)
-                or (_has_twin(run, Selects.update_mask) and not run.update_mask.divides_rows)
+                (_has_twin(Selects.surrogate)(run) and not run.importance.per_token)
+                or (_has_twin(Selects.update_mask)(run) and not run.update_mask.divides_rows)
             )
         ),
         "a response has one ratio and its tokens have advantages of both signs, so neither rows nor tokens are clipped",
@@ -136,7 +136,7 @@ ERRORS: tuple[Rule, ...] = (
     Rule(
         "twin_of_a_correction_in_the_updates",
         ("twin", "correction", "old_policy"),
-        lambda run: _has_twin(run, Selects.correction) and run.old_policy.interpolates,
+        lambda run: _has_twin(Selects.correction)(run) and run.old_policy.interpolates,
         "an interpolated old policy is corrected in each update, where no twin of the weights is drawn",
         "set old_policy=recomputed, or name other axes in twin.of",
     ),

@@ -6,7 +6,7 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -246,9 +246,8 @@ class RunState:
             load_whole(self.reference, state["reference"])
 
 
-def first_memories(run: RunConfig, training: TrainingProblems) -> dict[str, dict[str, Any]]:
+def first_memories(options: Mapping[str, object], training: TrainingProblems) -> dict[str, dict[str, Any]]:
     """What the options remember before the first step, by axis; nothing of those that remember nothing."""
-    options = {axis: getattr(run, axis) for axis in AXES}
     held = {axis: one.first_memory(training.measured) for axis, one in options.items() if isinstance(one, Trick)}
     return {axis: memory for axis, memory in held.items() if memory}
 
@@ -449,7 +448,7 @@ def open_state(
         precision=run.learner_precision,
         temperature=run.engine.temperature,
         microbatching=run.microbatching.on(device.type, packs),
-        memories=first_memories(run, training),
+        memories=first_memories({axis: getattr(run, axis) for axis in AXES}, training),
     )
     if saved:
         state.from_state(saved)

@@ -575,6 +575,7 @@ def objects() -> dict[str, dict[str, Any]]:
             "sequence_outlier": {"low": 0.6, "high": 1.6},
             "sequence_mean_tv": {"bound": 0.1},
             "sequence_mean_binary_kl": {"bound": 0.04},
+            "sequence_mean_binary_kl_flash": {"bound": 0.05},
             "token_kpop": {"bound": 0.04},
         },
         "update_mask": {
@@ -583,6 +584,7 @@ def objects() -> dict[str, dict[str, Any]]:
         },
         "reward_shaping": {
             "soft_overlong": {"max_tokens": 6, "cache_tokens": 4},
+            "soft_overlong_magistral": {"max_tokens": 6, "cache_tokens": 4},
             "soft_overlong_correct_only": {"max_tokens": 6, "cache_tokens": 4},
         },
     }

@@ -98,7 +98,7 @@ from grpo_lab.tricks.surrogate import (
     SurrogateLoss,
     Topr,
 )
-from grpo_lab.tricks.surrogate_off_policy import Dro, Ipo, Vespo
+from grpo_lab.tricks.surrogate_off_policy import Dro, Ipo, KimiToken, Vespo
 from grpo_lab.tricks.truncation import MaskAfter, MaskBefore, Score
 from grpo_lab.tricks.updates import Updates
 
@@ -1051,8 +1051,8 @@ def test_the_reported_weight_is_that_of_autograd(surrogate: Surrogate, importanc
         penalty = surrogate.tau * torch.where(mask, log_ratio.detach(), 0.0).sum(dim=1, keepdim=True).expand(12, 6)
     if isinstance(surrogate, KlCov):
         penalty = surrogate.coef * log_ratio.detach().sign() * marked
-    if isinstance(surrogate, Ipo | Dro):
-        penalty = (2 * surrogate.kl_tau if isinstance(surrogate, Ipo) else surrogate.beta) * log_ratio.detach()
+    if isinstance(surrogate, Ipo | KimiToken | Dro):
+        penalty = (surrogate.beta if isinstance(surrogate, Dro) else 2 * surrogate.kl_tau) * log_ratio.detach()
     assert_close(logprobs.grad[mask], (penalty - result.weight * advantages)[mask], EXACT, "gradient")
     assert not result.weight.requires_grad
     acts = result.affected[mask]
