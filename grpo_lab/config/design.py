@@ -67,7 +67,7 @@ class Collapsed(Enum):
 
 
 class Match(Enum):
-    """What a second run of each arm has in common with the control; `none`: there is no second run."""
+    """The quantity that the matched arm of each arm shares with the control; `none`: there are no matched arms."""
 
     none = "none"
     update_norm = "update_norm"

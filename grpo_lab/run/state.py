@@ -247,7 +247,7 @@ class RunState:
 
 
 def first_memories(options: Mapping[str, object], training: TrainingProblems) -> dict[str, dict[str, Any]]:
-    """What the options remember before the first step, by axis; nothing of those that remember nothing."""
+    """The initial memory of each option that has one, by axis."""
     held = {axis: one.first_memory(training.measured) for axis, one in options.items() if isinstance(one, Trick)}
     return {axis: memory for axis, memory in held.items() if memory}
 

@@ -126,13 +126,13 @@ class PrivilegedPrompts:
         prompts = dict(zip(hints, self.encode([problems[row] for row in hints], list(hints.values()))))
         lengths, context = rollouts.lengths.tolist(), self.context
         rows = [row for row, prompt in prompts.items() if context is None or len(prompt) + lengths[row] <= context]
-        alone = replace(
+        by_row = replace(
             rollouts,
             problems=tuple(problems),
             prompts=tuple(prompts.get(row, ()) for row in range(rollouts.num_rows)),
             group_size=1,
         )
-        return rows, alone.choose(rows)
+        return rows, by_row.choose(rows)
 
 
 def privileged_prompts(

@@ -129,7 +129,7 @@ class Balanced(Aggregation):
     response weighs less. Here both signs weigh as in SequenceMean, and the tokens within a sign alike. The paper treats
     rewards of two values, where either all advantages of a group are 0 or none is. Responses with A = 0 are a third
     side here, with their own share of the group and mean: they thin out no other side, a group without signal is that
-    side alone, as in PromptMean, and a KL or entropy term keeps its total weight. Under `denominator: original`,
+    side only, as in PromptMean, and a KL or entropy term keeps its total weight. Under `denominator: original`,
     responses that left the loss are on that side too.
     """
 

@@ -135,7 +135,7 @@ class Baseline(Trick, ABC):
         return self(graded)
 
     def value_targets(self, graded: Graded, credit: Credit, centred: Tensor) -> Float[Tensor, "N T"]:
-        """What the critic's values are fitted to, where `needs_critic`; `centred` is what `centre` gave."""
+        """The targets of the critic's values, where `needs_critic`; `centred` is the result of `centre`."""
         assert credit.values is not None, "needs_critic makes the loop compute them"
         return centred + credit.values
 
@@ -468,7 +468,7 @@ class OptimalToken(CreditBaseline):
     G is the reward to go, and w the weight of the correction axis, 1 without one. The term in brackets is the squared
     norm of the gradient of token u's log-prob with respect to the logits: pi_iu is the probability of the token and the
     sum is over the vocabulary, both of the learner before the updates, in the same pass as the log-probs. A row whose
-    tokens so far were uncertain counts more. Among baselines that depend on the position alone this one has the least
+    tokens so far were uncertain counts more. Among baselines that depend only on the position this one has the least
     variance if the gradients of different tokens are orthogonal and are those of the logits. Differs from
     LengthWeighted, which weighs a row by all its tokens, also later ones. The mean includes the row itself. Where only
     one row has a token t, B_t is 0 with `zero_tail`, and otherwise that row's own G, so the token gets 0; verl has had

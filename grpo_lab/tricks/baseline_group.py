@@ -96,9 +96,9 @@ class Asymmetric(Baseline):
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
         centred = graded.reward - (group_mean(graded.reward, graded.in_statistics) + self.shift)
-        alone = graded.in_statistics.sum(dim=1, keepdim=True) == 1
+        single = graded.in_statistics.sum(dim=1, keepdim=True) == 1
         lone = graded.reward if self.singleton is Singleton.raw else torch.zeros_like(centred)
-        return torch.where(graded.in_statistics, torch.where(alone, lone, centred), 0.0)
+        return torch.where(graded.in_statistics, torch.where(single, lone, centred), 0.0)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class BackwardCorrection(RewardShaping):
 
     @property
     def _ends(self) -> tuple[float, float]:
-        """What a response that was called right gets, and one that was called wrong."""
+        """The corrected rewards of a response that the verifier accepts and of one that it rejects."""
         width, informative = self.correct - self.wrong, 1 - self.false_positive_rate - self.false_negative_rate
         right, wrong = ((called - self.false_positive_rate) / informative - called for called in (1.0, 0.0))
         return width * right, width * wrong

@@ -94,7 +94,7 @@ class Surrogate(Trick, ABC):
         raise TypeError(f"{type(self).__name__} chooses no tokens: its mark_scope is None")
 
     def open_weight(self, tokens: SurrogateInputs) -> Float[Tensor, "M T"]:
-        """The weight that a token has where the trust region leaves it alone; no gradient."""
+        """The weight of a token inside the trust region, without gradient."""
         return tokens.log_ratio.detach().exp() if self.uses_ratio else torch.ones_like(tokens.advantages)
 
     def with_factors(self, tokens: SurrogateInputs, factors: Float[Tensor, "M T"]) -> SurrogateLoss:

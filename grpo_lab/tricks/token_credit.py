@@ -65,7 +65,7 @@ class NoTokenCredit(TokenCredit):
 
 
 class Uncertainty(Enum):
-    """The measure of how open a token was: its own negative log-prob, or the entropy of what it was drawn from."""
+    """A token's uncertainty: its negative log-prob, or the entropy of the distribution that it was drawn from."""
 
     surprisal = "surprisal"
     entropy = "entropy"

@@ -1,4 +1,4 @@
-"""FP8 simulated: rounding by hand, which weights are rounded, syncs, and what the log says of the difference."""
+"""Simulated FP8: rounding by hand, the rounded weights, syncs, and the mismatch in the log."""
 
 from __future__ import annotations
 

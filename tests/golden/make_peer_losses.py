@@ -218,7 +218,7 @@ class Empty(types.ModuleType):
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives an empty module where a file of the peer itself imports what is not installed."""
+    """Gives an empty module for an import of the peer's own files that is not installed."""
 
     def __init__(self, own: str) -> None:
         self.own, self.made = own, set()

@@ -218,7 +218,7 @@ def run_of(surrogate: Any = HIGHER, aggregation: Any = STEP, importance: Any = F
 
 @dataclass(frozen=True)
 class Same:
-    """Options that are a peer's function, and what of it they are."""
+    """Options that equal a peer's function, and the part of it that they equal."""
 
     run: RunConfig
     halves: bool = False
@@ -827,8 +827,8 @@ def test_areal_m2po_ignores_the_advantage_and_the_current_policy(batch: str) -> 
     ours_dropped = (slopes == 0) & (whole != 0)
     assert ours_dropped.any() and not (ours_dropped & ~pushed).any(), "Algorithm 1 chooses among those pushed further"
     # and its denominator is what is left
-    alone = torch.where(dropped, 0.0, ours(run_of(), given)[1]) * given.mask.sum() / (given.mask & ~dropped).sum()
-    assert_equal(theirs("areal", "m2po 0.04", batch)[1], alone, "PPO's gradient on the rest, over their number")
+    rest = torch.where(dropped, 0.0, ours(run_of(), given)[1]) * given.mask.sum() / (given.mask & ~dropped).sum()
+    assert_equal(theirs("areal", "m2po 0.04", batch)[1], rest, "PPO's gradient on the rest, over their number")
 
 
 @pytest.mark.parametrize("batch", BATCHES)
