@@ -1,0 +1,1 @@
+"""Instruments for trainers, batches, logs and rewards that need not be ours."""
