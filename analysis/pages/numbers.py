@@ -213,8 +213,10 @@ def _place(context: Context, word: str) -> Condition:
 
 def by_seed(context: Context, recipe: Recipe, contrast: Contrast) -> pd.Series:
     """The contrast of each seed that has all of its arms."""
-    first, *others = (sign * _values(context, recipe, place) for sign, place in contrast)
-    return sum(others, first).dropna().sort_index()
+    total, *others = (sign * _values(context, recipe, place) for sign, place in contrast)
+    for part in others:
+        total = total + part
+    return total.dropna().sort_index()
 
 
 def _values(context: Context, recipe: Recipe, place: Condition) -> pd.Series:
