@@ -328,6 +328,7 @@ def run_of(arm: str, seed: int) -> str:
     )
 
 
+MOVED = "UPDATE tags SET value = replace(value, '{}', '{}') WHERE key = 'folder'"
 PARENT = "(SELECT run_uuid FROM tags WHERE key = 'kind' AND value = 'sweep')"
 
 
@@ -558,10 +559,11 @@ def test_a_store_and_runs_that_were_moved(mirrored: Path, from_folders: SweepDat
     assert_equal(data, from_folders, "runs", "points")
     assert data.answers.empty and data.answers.columns.tolist() == from_folders.answers.columns.tolist()
     assert data.source == "MLflow store mlflow.db"
-    assert_equal(load_mlflow(uri, "small", tmp_path / "runs"), from_folders)
+    change(tmp_path / "mlflow.db", MOVED.format(f"/gone{mirrored}", tmp_path))
+    assert_equal(load_mlflow(uri, "small"), from_folders)
     path = tmp_path / "runs/small/base/seed=0/run.json"
     write_json(path, json.loads(path.read_text()) | {"run_key": "of another run"})
-    others = load_mlflow(uri, "small", tmp_path / "runs").answers
+    others = load_mlflow(uri, "small").answers
     assert set(others[["arm", "seed"]].itertuples(index=False, name=None)) == {
         ("base", 1),
         ("+helps", 0),
@@ -569,10 +571,13 @@ def test_a_store_and_runs_that_were_moved(mirrored: Path, from_folders: SweepDat
     }
 
 
-def test_a_damaged_table_of_answers_makes_the_run_unreadable_as_from_its_folder(mirrored: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_of_answers_makes_the_run_unreadable_as_from_its_folder(
+    mirrored: Path, store: Path, tmp_path: Path
+) -> None:
+    change(store, MOVED.format(mirrored, tmp_path))
     shutil.copytree(mirrored / "runs", tmp_path / "runs")
     (tmp_path / "runs/small/base/seed=0/eval/step=000006.parquet").write_bytes(b"PAR1 no more")
-    data = load_mlflow(f"sqlite:///{mirrored}/mlflow.db", "small", tmp_path / "runs")
+    data = load_mlflow(f"sqlite:///{store}", "small")
     assert row_of(data, "base", 0)["status"] == "unreadable"
     assert "step=000006.parquet is no table of answers" in row_of(data, "base", 0)["problem"]
     assert_equal(data, load_sweep(tmp_path / "runs", "small", cache=False), "points", "answers")
