@@ -55,12 +55,11 @@ show_measures(divergence, "transfer_slope", "transfer_slope_early", "transfer_sl
 #
 # Four steps lead from training reward to downstream accuracy, and the gap change is the sum of what is lost on each:
 # which prompts were drawn, memorisation (training against held-out questions), protocol (training's temperature,
-# length and verifier against the evaluation's) and the shift to harder questions. `beyond correctness` is the share of
-# the reward's own change that never was correctness: bonuses and penalties.
+# length and verifier against the evaluation's) and the shift to harder questions.
 
 # %%
 parts = [f"waterfall_{part}" for part in ("prompt_mix", "memorisation", "protocol", "shift")]
-show_measures(divergence, *parts, "beyond_correctness")
+show_measures(divergence, *parts)
 show_figure(decomposition.draw_decomposition(data, finals))
 
 # %% [markdown]

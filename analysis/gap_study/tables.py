@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -21,6 +23,7 @@ from gap_study.across import (
     opposite_adjusted,
     regret_saved,
     regrets,
+    spent_after,
     wide_gaps,
     with_gap,
 )
@@ -131,6 +134,44 @@ def costs_table(pooled: Pool) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def stated(pooled: Pool) -> Mapping[str, Interval | float]:
+    """The numbers of this study that pages state, by name.
+
+    `signs 1,-1` counts comparable contrasts by their signs on reward and downstream accuracy, `withheld` those of 0,0
+    with an interval that is not reported; `holm sweep arm` is p of opposite effects. The number of a group is its place
+    in GROUPS: `of 0` counts its runs, `misled 0` and `misled 0 sweep` those with reward up and downstream down. Of an
+    indicator there are the area, the losses, those caught, the null runs, false alarms, and losses at_once, before any
+    reading. Regrets are in points, `after` is the share of the budget after the best checkpoint, `cost least` and
+    `cost most` are in thousands of tokens for a point.
+    """
+    comparable = pooled.comparable
+    numbers: dict[str, Interval | float] = {"sweeps": len(pooled.sweeps), "runs": len(pooled.runs)}
+    numbers |= {"bases": len(set(pooled.units)), "contrasts": len(comparable)}
+    numbers["apart"] = len(pooled.contrasts) - len(comparable)
+    signs = [one.signs for one in comparable]
+    numbers |= {f"signs {one},{other}": signs.count((one, other)) for one, other in itertools.product(_SIGN, repeat=2)}
+    open_ones = [one for one in comparable if not any(one.signs)]
+    numbers["withheld"] = sum(bool(one.reward.whole.why or one.downstream.whole.why) for one in open_ones)
+    adjusted = zip(comparable, opposite_adjusted(comparable))
+    numbers |= {f"holm {one.sweep} {one.arm}": float(p) for one, p in adjusted}
+    for place, group in enumerate(GROUPS):
+        own = with_gap(run for run in pooled.runs if run.group == group)
+        lost = [run.sweep for run in own if misled(run.track)]
+        numbers |= {f"of {place}": len(own), f"misled {place}": len(lost)}
+        numbers |= {f"misled {place} {sweep}": lost.count(sweep) for sweep in pooled.sweeps}
+    for name, one in announcements(pooled).items():
+        found = {"area": one.auc, "losses": one.caught.runs.n, "caught": one.caught.runs.number}
+        found |= {"null": one.false.runs.n, "false": one.false.runs.number, "at_once": one.at_once}
+        numbers |= {f"{what} {name}": value for what, value in found.items()}
+    numbers |= {f"regret {rule}": regrets(pooled.runs, rule) for rule in RULES}
+    numbers["after"] = spent_after(pooled.runs)
+    numbers["saved"] = regret_saved(pooled.runs, "heldout", "last")
+    numbers["saved 0"] = regret_saved([run for run in pooled.runs if run.group == GROUPS[0]], "heldout", "last")
+    prices = [one.cost.mean / 1000 for one in costs(pooled) if one.group == GROUPS[0]]
+    known = [price for price in prices if not math.isnan(price)]
+    return numbers | {"costs": len(prices), "priced": len(known), "cost least": min(known), "cost most": max(known)}
 
 
 def _counted(found: Counted) -> str:

@@ -86,7 +86,7 @@ def build(
     finals = final_values(data)
     sources = describe_sources(data, finals, command)
     page = home / "README.md"
-    figures = figures or default_figures(data, finals, page.read_text() if page.exists() else "")
+    figures = figures or default_figures(data, page.read_text() if page.exists() else "")
     drawn, missing = draw_all(data, finals, figures)
     if external:
         drawn.append(draw_external(data, [read_source(source, other, None) for other in external]))

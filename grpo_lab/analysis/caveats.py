@@ -169,7 +169,7 @@ def _shared(data: SweepData) -> list[str]:
 def _identical(data: SweepData) -> list[str]:
     """Arms whose runs logged what those of another arm did at the same seeds, their control first."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
-    exact, shown = _prints(data, _logged), _prints(data, _shows)
+    exact, shown = _prints(data, lambda name: name not in _CLOCKS), _prints(data, _shows)
     found: dict[str, list[str]] = {"the same numbers": [], "the same rollouts, rewards and accuracies": []}
     for number, own in enumerate(places):
         others = dict.fromkeys([(own[0], data.control), *places[:number]])
@@ -208,10 +208,6 @@ def _alike(prints: Mapping[tuple[str, str, int], bytes], own: Condition, other: 
         for (level, arm, seed), mark in prints.items()
         if (level, arm) == own and prints.get((*other, seed)) == mark
     }
-
-
-def _logged(name: str) -> bool:
-    return name not in _CLOCKS
 
 
 def _shows(name: str) -> bool:
@@ -511,7 +507,7 @@ def comparison(data: SweepData) -> list[str]:
     """
     if not data.settings or len(data.settings) < 2:
         return []
-    control = _control_of(data)
+    control = next((place for place in data.settings if place[1] == data.control), next(iter(data.settings)))
     apart = {place: differences(settings, data.settings[control]) for place, settings in data.settings.items()}
     keys = list(dict.fromkeys(key for own in apart.values() for key in own))
     lines = [f"Settings in which the arms differ: {len(keys)}."]
@@ -555,10 +551,6 @@ def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
         f"WARNING: optimiser steps on a batch differ: {said}. More steps can make such a difference by themselves; "
         "set updates to the same option in every arm to take that away."
     ]
-
-
-def _control_of(data: SweepData) -> Condition:
-    return next((place for place in data.settings if place[1] == data.control), next(iter(data.settings)))
 
 
 def name_of(place: Condition) -> str:

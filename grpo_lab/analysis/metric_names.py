@@ -36,6 +36,14 @@ _NAMES = QUANTITIES | {
     "mismatch/rejected_responses": "share of responses that the rejection takes out",
 }
 
+_OF_ANOTHER = {
+    AVERAGE: "{}, mean over the run",
+    START: "{}, before RL",
+    BELOW_BEST: "{}, best less last of three evaluations in a row",
+    LOG_ODDS: "{}, log-odds",
+    TO_HALF: "sampled tokens to half of the control's gain in {}, log2",
+    TO_NINE_TENTHS: "sampled tokens to 90% of the control's gain in {}, log2",
+}
 _SUITES = SUITES | FURTHER_SUITES | SAMPLER_SUITES
 
 
@@ -43,17 +51,9 @@ def title(metric: str) -> str:
     """The title of a metric; its logged name where it has none."""
     if metric in _NAMES:
         return _NAMES[metric]
-    if metric.startswith(AVERAGE):
-        return f"{title(metric.removeprefix(AVERAGE))}, mean over the run"
-    if metric.startswith(START):
-        return f"{title(metric.removeprefix(START))}, before RL"
-    if metric.startswith(BELOW_BEST):
-        return f"{title(metric.removeprefix(BELOW_BEST))}, best less last of three evaluations in a row"
-    if metric.startswith(LOG_ODDS):
-        return f"{title(metric.removeprefix(LOG_ODDS))}, log-odds"
-    for prefix, share in ((TO_HALF, "half"), (TO_NINE_TENTHS, "90%")):
+    for prefix, words in _OF_ANOTHER.items():
         if metric.startswith(prefix):
-            return f"sampled tokens to {share} of the control's gain in {title(metric.removeprefix(prefix))}, log2"
+            return words.format(title(metric.removeprefix(prefix)))
     stage, _, rest = metric.partition("/")
     if stage == "eval":
         suite, _, quantity = rest.partition("/")
@@ -71,8 +71,6 @@ def in_words(metric: str) -> str:
 
 
 _DERIVED = {metric.name: metric.unit for metric in DERIVED}
-
-
 _PLAIN = ("1", "loss", "advantage")  # units that say nothing beside a number
 
 

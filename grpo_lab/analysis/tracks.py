@@ -53,10 +53,7 @@ class Track:
     step: np.ndarray  # the evaluation's; at X the last one trained by then
     x: np.ndarray  # budget, on the axis of the final values
     reward: np.ndarray  # Pc: share of all responses that the training verifier called right; at step 0 the probe
-    first_reward: float  # the same of the first batch
-    reward_se: np.ndarray
     shaped: np.ndarray  # P: the whole training reward, before any filter
-    shaped_se: np.ndarray
     probe: np.ndarray  # T': training questions, training protocol
     heldout_training: np.ndarray  # V': held-out questions, training protocol
     heldout: np.ndarray  # V: the same, evaluation protocol
@@ -141,20 +138,17 @@ def _track(
         points = np.append(points, budget)
     reached = run["step"].to_numpy(int)[np.searchsorted(run[x].to_numpy(float), points, side="right") - 1]
     values: dict[str, np.ndarray] = {}
-    for name, metric in TRAINING.items():
-        values[name], values[f"{name}_se"] = _trailing(run, metric, x, points, TRAILING * budget)
-    for name, metric in ANNOUNCING.items():
-        values[name], _ = _trailing(run, metric, x, points, TRAILING * budget)
+    for name, metric in (TRAINING | ANNOUNCING).items():
+        values[name] = _trailing(run, metric, x, points, TRAILING * budget)
     for name, metric in (EVALUATED | {"sampled": SAMPLED, "kl": KL}).items():
         logged = evaluated[metric].to_numpy(float) if metric in evaluated else np.full(len(at), math.nan)
         ends = (1 - lean) * logged[last] + lean * logged[after] if lean else logged[last]
         values[name] = np.append(logged[:here], ends)[: len(points)]
     around = (int(steps[last]), int(steps[after]))
-    first_reward = float(values["reward"][0])
     trained = run[run["step"] > 0]
     known = "budget/completions" in run and len(trained) > 0
     _start(values, evaluated, float(trained["budget/completions"].iloc[0]) if known else 0.0)
-    return Track(*labels, step=reached, x=points, first_reward=first_reward, around=around, lean=lean, **values)
+    return Track(*labels, step=reached, x=points, around=around, lean=lean, **values)
 
 
 def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame, batch: float) -> None:
@@ -166,31 +160,22 @@ def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame, batch: float)
         return
     asked = evaluated["eval/probe/responses"].iloc[0] if "eval/probe/responses" in evaluated else math.inf
     if math.isfinite(values["probe"][0]) and asked >= batch:
-        error = "eval/probe/accuracy_se"
         values["reward"][0] = values["probe"][0]
-        values["reward_se"][0] = evaluated[error].iloc[0] if error in evaluated else math.nan
     if np.isfinite(values["sampled"]).any():
         values["sampled"][0] = values["downstream"][0]
 
 
-def _trailing(
-    run: pd.DataFrame, metric: str, x: str, points: np.ndarray, width: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """[K] means over the steps with x in (point - width, point], at least the last of them, and their errors.
-
-    The standard error takes a step's noise from how much neighbouring steps differ: sqrt(mean(diff^2) / 2), which
-    needs no second step in the window and does not count the rise of the curve as noise.
-    """
+def _trailing(run: pd.DataFrame, metric: str, x: str, points: np.ndarray, width: float) -> np.ndarray:
+    """[K] means over the steps with x in (point - width, point], at least the last of them."""
     every = run[metric].to_numpy(float) if metric in run else np.full(len(run), math.nan)
     logged = np.isfinite(every)
     if not logged.any():
-        return np.full(len(points), math.nan), np.full(len(points), math.nan)
+        return np.full(len(points), math.nan)
     xs, values = run[x].to_numpy(float)[logged], every[logged]
     end = np.maximum(np.searchsorted(xs, points, side="right"), 1)
     start = np.minimum(np.searchsorted(xs, points - width, side="right"), end - 1)
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    noise = math.sqrt(np.mean(np.diff(values) ** 2) / 2) if len(values) > 1 else math.nan
-    return (sums[end] - sums[start]) / (end - start), noise / np.sqrt(end - start)
+    return (sums[end] - sums[start]) / (end - start)
 
 
 def shared(cell: Sequence[Track]) -> list[np.ndarray]:

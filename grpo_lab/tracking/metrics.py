@@ -476,12 +476,6 @@ DIVERGENCE: tuple[Metric, ...] = (
         "smallest k at which the run is no better than step 0",
     ),
     Metric(
-        "divergence/beyond_correctness",
-        "share",
-        "final value",
-        "1 - change of reward/outcome over change of reward/mean",
-    ),
-    Metric(
         "divergence/leading_auc_*",
         "1",
         "over runs and evaluations",

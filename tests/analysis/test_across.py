@@ -71,12 +71,12 @@ def run_of(
 ) -> PooledRun:
     """A pooled run with evaluations at budgets 0, 1, 2 and so on; NaN where nothing is given."""
     length = len(downstream)
-    names = ("reward", "reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "sampled", "entropy")
+    names = ("reward", "shaped", "probe", "heldout_training", "heldout", "sampled", "entropy")
     arrays = {name: np.full(length, math.nan) for name in (*names, "truncated", "ess")}
     arrays |= {"downstream": np.array(downstream, float), "kl": np.array(kl, float)}
     arrays |= {name: np.array(values, float) for name, values in others.items()}
     steps = np.arange(length)
-    track = Track("here", "a", 0, base, steps, steps.astype(float), first_reward=0.0, around=(0, 0), lean=0.0, **arrays)
+    track = Track("here", "a", 0, base, steps, steps.astype(float), around=(0, 0), lean=0.0, **arrays)
     return PooledRun(key or str(id(track)), "sweep", "sums", track, null, "", choice)
 
 

@@ -41,7 +41,7 @@ from grpo_lab.analysis.sources.saved_data import load_data, save_data, with_save
 from grpo_lab.analysis.sources.settings import differences
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count
-from grpo_lab.analysis.stats.intervals import paired_difference, t_interval
+from grpo_lab.analysis.stats.intervals import seed_differences, t_interval
 from grpo_lab.analysis.stats.mean_line import mean_line, running_mean
 from grpo_lab.analysis.stats.multiplicity import p_text
 from grpo_lab.config.design import Part, read_design
@@ -158,9 +158,8 @@ def planted(tmp_path: Path) -> Callable[..., SweepData]:
 def test_differences_are_paired_over_common_seeds_only() -> None:
     treated = pd.Series({0: 1.0, 1: 2.0, 2: 4.0, 5: 100.0})
     control = pd.Series({2: 1.0, 1: 1.0, 0: 1.0, 7: -100.0})
-    difference = paired_difference(treated, control)
-    assert (difference.n, difference.mean) == (3, pytest.approx(4 / 3))
-    assert paired_difference(treated, pd.Series({9: 1.0})).n == 0
+    assert dict(seed_differences(treated, control)) == {0: 0.0, 1: 1.0, 2: 3.0}
+    assert seed_differences(treated, pd.Series({9: 1.0})).empty
 
 
 @pytest.mark.extended

@@ -135,8 +135,9 @@ def test_equivalence_is_the_90_percent_interval_inside_the_margin() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         values = dict(enumerate(rng.normal(0.005, 0.01, 5).tolist()))
-        found, inner = compare(values), compare(values, confidence=0.9).whole
-        assert (found.within(0.02) < 0.05) == (inner.low > -0.02 and inner.high < 0.02)
+        found, own = compare(values), np.array(list(values.values()))
+        low, high = stats.t.interval(0.9, 4, own.mean(), own.std(ddof=1) / math.sqrt(5))
+        assert (found.within(0.02) < 0.05) == (low > -0.02 and high < 0.02)
         low, high = (stats.ttest_1samp(list(values.values()), end).statistic for end in (-0.02, 0.02))
         assert found.within(0.02) == pytest.approx(max(stats.t.sf(low, 4), stats.t.cdf(high, 4)), abs=SAME)
     # surely beyond .02 where the 95% interval is

@@ -14,7 +14,6 @@ from scipy import stats as scipy_stats
 from grpo_lab.analysis.divergence.measures import (
     NOT_DETECTED,
     TOO_FEW,
-    beyond_correctness,
     coverage,
     crossover,
     drop_after_peak,
@@ -92,12 +91,11 @@ def answered(arm: str, seed: int, step: int, correct: Sequence[int], n: int = 1,
 def track(x: Sequence[float], reward: Sequence[float], downstream: Sequence[float], **others: Sequence[float]) -> Track:
     """One run at given evaluations, every other array NaN."""
     arrays = {"reward": reward, "downstream": downstream, **others}
-    names = ("reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "kl")
+    names = ("shaped", "probe", "heldout_training", "heldout", "kl")
     names += ("sampled", "entropy", "truncated", "ess")
     empty = {name: np.full(len(x), math.nan) for name in names}
     given = {name: np.array(values, dtype=float) for name, values in arrays.items()}
     step = np.arange(len(x))
-    given |= {"first_reward": float(reward[0])}
     return Track("", "a", 0, -1, step, np.array(x, dtype=float), around=(0, 0), lean=0.0, **(empty | given))
 
 
@@ -119,8 +117,6 @@ def test_training_reward_is_the_mean_over_the_last_twentieth_of_the_budget() -> 
     # 5% of X = 40,000 are two steps: (0.19 + 0.20) / 2 at step 20; at step 0 the first step's value.
     np.testing.assert_allclose(first.reward, [0.01, 0.195, 0.395], atol=EXACT)
     np.testing.assert_allclose(first.shaped, [0.02, 0.390, 0.790], atol=EXACT)
-    # Neighbouring steps differ by 0.01: noise of a step sqrt(0.01^2 / 2), and of the mean of two that over sqrt(2).
-    np.testing.assert_allclose(first.reward_se, [0.01 / math.sqrt(2), 0.005, 0.005], atol=EXACT)
     assert first.x.tolist() == [0.0, 20_000.0, 40_000.0] and first.step.tolist() == [0, 20, 40]
     assert np.isnan(first.kl).all() and np.isnan(first.probe).all()
     assert (first.around, first.lean) == ((40, 40), 0.0)
@@ -220,12 +216,10 @@ def test_at_step_0_the_probe_is_the_reward_and_what_samples_is_what_learns() -> 
     rows, kept = ended("a", 0, 1000)
     data = sweep({("a", 0): rows}, kept)
     (one,) = tracks(data, final_values(data))
-    assert (one.reward[0], one.reward_se[0], one.first_reward) == (0.25, 0.03, 0.01)
+    assert one.reward[0] == 0.25
     np.testing.assert_allclose(one.sampled, [one.downstream[0], 0.4, math.nan, 0.3])
     np.testing.assert_allclose(gap(one)[-1], (0.40 - 0.25) - (0.541 - 0.5), atol=EXACT)
     np.testing.assert_allclose(gap_of_sampler(one)[-1], (0.40 - 0.25) - (0.3 - 0.5), atol=EXACT)
-    # P doubles Pc in each step: half of its change was never correctness, whatever the probe says.
-    assert beyond_correctness(one) == pytest.approx(0.5, abs=EXACT)
 
 
 @pytest.mark.parametrize(("answers", "start"), [(127, 0.01), (128, 0.25)])
@@ -235,7 +229,7 @@ def test_a_probe_smaller_than_a_batch_is_no_better_start(answers: int, start: fl
     rows[0]["eval/probe/responses"] = answers
     data = sweep({("a", 0): rows}, kept)
     (one,) = tracks(data, final_values(data))
-    assert (one.reward[0], one.first_reward) == (start, 0.01)
+    assert one.reward[0] == start
 
 
 # --- gap, slope, onset --------------------------------------------------------------------------------------
@@ -444,14 +438,6 @@ def test_the_waterfall_adds_up_to_the_gap() -> None:
     assert [float(part[-1]) for part in moved.values()] == pytest.approx([0.15, 0.05, 0.0, 0.0])
 
 
-def test_the_share_beyond_correctness() -> None:
-    shaped = {"shaped": [0.0, 0.5], "shaped_se": [0.03, 0.04]}
-    assert beyond_correctness(track([0, 1], [0.2, 0.4], [0, 0], **shaped)) == pytest.approx(1 - 0.2 / 0.5)
-    # sqrt(0.03^2 + 0.04^2) = 0.05: a change of 0.09 is less than two of it.
-    still = shaped | {"shaped": [0.0, 0.09]}
-    assert math.isnan(beyond_correctness(track([0, 1], [0.2, 0.4], [0, 0], **still)))
-
-
 def test_pass_at_k_by_hand() -> None:
     samples, correct = np.full(4, 4), np.array([0, 1, 2, 4])
     # 1 - C(4 - c, 2) / C(4, 2) = 1 - 6/6, 1 - 3/6, 1 - 1/6, 1.
@@ -523,7 +509,6 @@ def test_the_table_finds_what_was_planted(planted: tuple[SweepData, FinalValues,
     assert bad.loc["kl_b", "low"] > good.loc["kl_b", "high"] and good.loc["kl_b", "note"] == "no over-optimisation seen"
     assert bad.loc["waterfall_shift", "low"] < 30 < bad.loc["waterfall_shift", "high"]
     assert bad.loc["waterfall_protocol", "value"] == pytest.approx(0.0, abs=1e-9)
-    assert good.loc["beyond_correctness", "value"] == pytest.approx(0.5)  # the shaped reward is twice the outcome
     assert good.loc["coverage_at_4", "value"] > bad.loc["coverage_at_4", "value"]
     assert table.loc[("", "arm_regret"), "n"] == 5 and table.loc[("", "arm_tau"), "note"] == "2 arms"
 
@@ -549,7 +534,6 @@ def test_what_was_not_logged_or_kept_is_said_in_words() -> None:
     assert notes["post_peak_drop"] == notes["selection_regret_heldout"] == "answers were not saved"
     assert notes["kl_a"] == notes["kl_peak"] == "KL was not logged"
     assert notes["waterfall_prompt_mix"] == "eval/probe/accuracy was not logged"
-    assert notes["beyond_correctness"] == "reward/mean was not logged"
     assert notes["coverage_crossover"] == "answers were not saved" and "divergence/arm_regret" not in table.index
     full = divergence_table(data, final_values(data), generator()).set_index("metric")
     assert full.loc["divergence/coverage_at_1", "note"] == "coverage needs at least two samples per question"

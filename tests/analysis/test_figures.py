@@ -374,7 +374,7 @@ def test_a_figure_is_drawn_or_says_why_not(kind: FigureKind) -> None:
             found += 1
             assert drawn.name == kind.name(data.record.name) and len(drawn.numbers) and drawn.bands
             assert drawn.numbers.equals(kind.draw(data, finals).numbers), "the same data give the same numbers"
-    own_tests = ("dose_response", "target_lengths", "proxy", "sharpness")  # these ask for another design
+    own_tests = ("dose_response", "proxy", "sharpness")  # these ask for another design
     assert found or kind.suffix in own_tests
 
 
@@ -384,8 +384,8 @@ def test_five_figures_are_drawn_with_those_of_the_page_or_those_that_are_named()
     shown = ("synthetic_decomposition", "other_dose_response", "synthetic_effects")
     page = " ".join(f"![a](figures/{name}.png)" for name in shown)
     five = ["curves", "effects", "forest", "ranks", "step_metrics"]
-    assert default_figures(data, finals) == five
-    assert default_figures(data, finals, page) == [*five, "decomposition"], "other_dose_response is of another sweep"
+    assert default_figures(data) == five
+    assert default_figures(data, page) == [*five, "decomposition"], "other_dose_response is of another sweep"
     drawn, missing = draw_all(data, finals, ["decomposition", "dose_response"])
     assert [figure.name for figure in drawn] == ["synthetic_decomposition"]
     assert list(missing) == ["synthetic_dose_response"]

@@ -18,13 +18,13 @@ KL = INDICATORS["kl"]
 def run_of(downstream: Sequence[float], kl: Sequence[float], steps: Sequence[int] | None = None, **others) -> Track:
     """One run with evaluations at equal budgets, NaN where nothing is given."""
     length = len(downstream)
-    names = ("reward", "reward_se", "shaped", "shaped_se", "probe", "heldout_training", "heldout", "sampled", "entropy")
+    names = ("reward", "shaped", "probe", "heldout_training", "heldout", "sampled", "entropy")
     arrays = {name: np.full(length, math.nan) for name in (*names, "truncated", "ess")}
     arrays |= {"downstream": np.array(downstream, float), "kl": np.array(kl, float)}
     arrays |= {name: np.array(values, float) for name, values in others.items()}
     step = np.arange(length) if steps is None else np.array(steps)
     x = np.arange(length, dtype=float)
-    return Track("", "a", 0, -1, step, x, first_reward=math.nan, around=(0, 0), lean=0.0, **arrays)
+    return Track("", "a", 0, -1, step, x, around=(0, 0), lean=0.0, **arrays)
 
 
 def test_a_run_that_begins_below_ten_points_says_nothing_of_a_loss() -> None:

@@ -26,7 +26,7 @@ from planted_sweeps import Planted, describe_runs, write_synthetic
 from grpo_lab.analysis.sources import cache
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
 from grpo_lab.analysis.sources.mlflow_stores import shown
-from grpo_lab.analysis.sources.read import read_source, tidy
+from grpo_lab.analysis.sources.read import read_source
 from grpo_lab.analysis.sources.run_folders import load_sweep, protocol_of
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -328,6 +328,7 @@ def run_of(arm: str, seed: int) -> str:
     )
 
 
+MOVED = "UPDATE tags SET value = replace(value, '{}', '{}') WHERE key = 'folder'"
 PARENT = "(SELECT run_uuid FROM tags WHERE key = 'kind' AND value = 'sweep')"
 
 
@@ -558,10 +559,11 @@ def test_a_store_and_runs_that_were_moved(mirrored: Path, from_folders: SweepDat
     assert_equal(data, from_folders, "runs", "points")
     assert data.answers.empty and data.answers.columns.tolist() == from_folders.answers.columns.tolist()
     assert data.source == "MLflow store mlflow.db"
-    assert_equal(load_mlflow(uri, "small", tmp_path / "runs"), from_folders)
+    change(tmp_path / "mlflow.db", MOVED.format(f"/gone{mirrored}", tmp_path))
+    assert_equal(load_mlflow(uri, "small"), from_folders)
     path = tmp_path / "runs/small/base/seed=0/run.json"
     write_json(path, json.loads(path.read_text()) | {"run_key": "of another run"})
-    others = load_mlflow(uri, "small", tmp_path / "runs").answers
+    others = load_mlflow(uri, "small").answers
     assert set(others[["arm", "seed"]].itertuples(index=False, name=None)) == {
         ("base", 1),
         ("+helps", 0),
@@ -569,10 +571,13 @@ def test_a_store_and_runs_that_were_moved(mirrored: Path, from_folders: SweepDat
     }
 
 
-def test_a_damaged_table_of_answers_makes_the_run_unreadable_as_from_its_folder(mirrored: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_of_answers_makes_the_run_unreadable_as_from_its_folder(
+    mirrored: Path, store: Path, tmp_path: Path
+) -> None:
+    change(store, MOVED.format(mirrored, tmp_path))
     shutil.copytree(mirrored / "runs", tmp_path / "runs")
     (tmp_path / "runs/small/base/seed=0/eval/step=000006.parquet").write_bytes(b"PAR1 no more")
-    data = load_mlflow(f"sqlite:///{mirrored}/mlflow.db", "small", tmp_path / "runs")
+    data = load_mlflow(f"sqlite:///{store}", "small")
     assert row_of(data, "base", 0)["status"] == "unreadable"
     assert "step=000006.parquet is no table of answers" in row_of(data, "base", 0)["problem"]
     assert_equal(data, load_sweep(tmp_path / "runs", "small", cache=False), "points", "answers")
@@ -694,23 +699,3 @@ def test_a_column_that_repeats_another_is_saved_once(from_folders: SweepData, tm
     pd.testing.assert_frame_equal(loaded[points.columns], points, check_exact=True, check_dtype=False)
     save_data(load_data(tmp_path, "small"), tmp_path / "again")
     pd.testing.assert_frame_equal(load_data(tmp_path / "again", "small").points, loaded, check_exact=True)
-
-
-def test_the_tidy_frame(tmp_path: Path) -> None:
-    write_synthetic(PLANTED, tmp_path)
-    data = load_sweep(tmp_path, "small", cache=False)
-    long = tidy(data)
-    budgets = [f"budget/{name}" for name in ("completions", "device_seconds", "flops", "prompts", "sampled_tokens")]
-    assert long.columns.tolist() == [
-        "run", "level", "arm", "seed", "step", "key", "value", *budgets, "budget/steps", "budget/trained_tokens"
-    ]  # fmt: skip
-    metrics = [name for name in data.points.columns if "/" in name and not name.startswith("budget/")]
-    assert len(long) == data.points[metrics].notna().sum().sum() and not long.isna().any().any()
-    one = long[(long["arm"] == "+helps") & (long["seed"] == 0) & (long["step"] == 6)]
-    assert one["key"].is_monotonic_increasing and one["run"].unique().tolist() == ["small/+helps/seed=0"]
-    probe = one[one["key"] == "eval/probe/accuracy"].iloc[0]
-    assert probe["value"] == value_of(data, "+helps", 0, 6, "eval/probe/accuracy")
-    assert probe["budget/sampled_tokens"] == 6 * 4000  # six steps of 4,000 tokens
-    wide = long.pivot(index=["level", "arm", "seed", "step"], columns="key", values="value")
-    rows = wide.loc[[tuple(row) for row in data.points[["level", "arm", "seed", "step"]].to_numpy()]]
-    np.testing.assert_array_equal(rows[metrics].to_numpy(), data.points[metrics].to_numpy())

@@ -423,7 +423,7 @@ def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: s
     first = read_sweep(small / "sweeps/small")
     record_sweep(small, "again", first.cells, None, first.design, "f", ["x"], None, None)
     sync_all(small, uri)
-    found, expected = load_mlflow(uri, "again", small), load_sweep(small, "again")
+    found, expected = load_mlflow(uri, "again"), load_sweep(small, "again")
     assert found.runs["status"].tolist() == expected.runs["status"].tolist() == ["done"] * 4
     columns = ["arm", "seed", "step", "reward/outcome", "eval/downstream/accuracy"]
     pd.testing.assert_frame_equal(found.points[columns], expected.points[columns], check_exact=True)

@@ -192,17 +192,6 @@ def waterfall(track: Track) -> dict[str, np.ndarray]:
     }
 
 
-def beyond_correctness(track: Track) -> float:
-    """The share of the training reward's change that was not correctness: 1 - (Pc_K - Pc_0) / (P_K - P_0).
-
-    Pc_0 is here that of the first batch, as P_0 is. NaN where the reward changed by less than twice its standard error.
-    """
-    moved = float(change(track.shaped)[-1])
-    if not abs(moved) > 2 * math.hypot(track.shaped_se[0], track.shaped_se[-1]):
-        return math.nan
-    return 1 - float(track.reward[-1] - track.first_reward) / moved
-
-
 def pass_chances(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
     """`pass_at_k` for arrays of any shape: `correct` right answers in `samples`, each at least k."""
     pairs, place = np.unique(np.stack([samples.ravel(), correct.ravel()]), axis=1, return_inverse=True)

@@ -13,7 +13,6 @@ import pandas as pd
 from grpo_lab.analysis.divergence.leading import INDICATORS, LEADING, announced
 from grpo_lab.analysis.divergence.measures import (
     WATERFALL,
-    beyond_correctness,
     change,
     coverage,
     crossover,
@@ -233,12 +232,10 @@ def _flat_note(cell: Sequence[Track]) -> str:
 
 
 def _part_rows(cell: Sequence[Track]) -> Iterator[Row]:
-    """Decomposition of the gap, and the part of the reward's change that was never correctness."""
+    """Decomposition of the gap."""
     parts = [waterfall(track) for track in cell]
     for name, ends in WATERFALL.items():
         yield _over_runs(cell, f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(cell, *ends))
-    beyond = _over_runs(cell, "beyond_correctness", [beyond_correctness(track) for track in cell], "share")
-    yield beyond if beyond.n else replace(beyond, note=_absent(cell, "shaped") or "training reward does not move")
 
 
 def _coverage_rows(cell: Sequence[Track], answers: Answers | None, rng: np.random.Generator) -> Iterator[Row]:

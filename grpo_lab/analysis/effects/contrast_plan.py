@@ -115,13 +115,9 @@ def _conditional(data: SweepData, cells: Mapping[frozenset[str], str]) -> list[C
     return sorted(found, key=lambda contrast: (data.tricks.index(contrast.trick), KINDS.index(contrast.kind)))
 
 
-def _complete(data: SweepData, cells: Mapping[frozenset[str], str]) -> bool:
-    return len(data.tricks) > 1 and len(cells) == 2 ** len(data.tricks)
-
-
 def _main(data: SweepData, cells: Mapping[frozenset[str], str]) -> list[Contrast]:
     """Where all 2^k combinations are there."""
-    if not _complete(data, cells):
+    if len(data.tricks) < 2 or len(cells) < 2 ** len(data.tricks):
         return []
     contexts = len(cells) // 2
     found = []

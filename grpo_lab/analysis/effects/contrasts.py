@@ -191,18 +191,18 @@ def _adjusted(effects: Sequence[TrickEffect], correction: str) -> list[TrickEffe
     ]
 
 
-def disagreements(effects: Iterable[TrickEffect], reward: str = TRAINING_REWARD) -> list[Disagreement]:
+def disagreements(effects: Iterable[TrickEffect]) -> list[Disagreement]:
     """The tricks whose effects on training reward and on downstream accuracy have opposite signs, resolved ones first.
 
     Interactions are not effects of one trick and are left out.
     """
     found = []
-    by_metric: dict[str, list[TrickEffect]] = {reward: [], DOWNSTREAM: []}
+    by_metric: dict[str, list[TrickEffect]] = {TRAINING_REWARD: [], DOWNSTREAM: []}
     for effect in effects:
         if effect.metric in by_metric and effect.contrast.kind != "interaction":
             by_metric[effect.metric].append(effect)
     downstream = {(effect.contrast.level, effect.contrast.name): effect for effect in by_metric[DOWNSTREAM]}
-    for effect in by_metric[reward]:
+    for effect in by_metric[TRAINING_REWARD]:
         other = downstream.get((effect.contrast.level, effect.contrast.name))
         if other and effect.interval.mean * other.interval.mean < 0:
             found.append(Disagreement(effect, other, effect.resolved and other.resolved))

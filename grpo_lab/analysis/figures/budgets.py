@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from grpo_lab.analysis.effects.contrast_plan import order_warning
 from grpo_lab.analysis.effects.contrasts import logged_axes
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import BEYOND, at_level, draw_rows, level_rows, symmetric_limit
+from grpo_lab.analysis.figures.panels import BEYOND, draw_rows, level_rows, symmetric_limit
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import DOWNSTREAM, QUANTITIES, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -91,25 +91,13 @@ def _equal(axis: str, budget: float, finals: FinalValues) -> str:
 
 
 def _caption(data: SweepData, means: pd.DataFrame) -> str:
-    sure, unsure = (_flipped(data, means, word) for word in ("resolved", "within noise"))
     return sentences({
         "Every budget is the smallest that any finished run ended with on its axis, so arms that spend it faster are "
         "read earlier in their runs; device seconds are those of the machines it ran on.": True,
-        f"⇄ the sign depends on the axis, adjusted p below .05 on both sides: {sure}.": sure,
-        "No sign significantly depends on the axis.": not sure,
-        f"⇄ (grey) other estimates have both signs, within noise: {unsure}.": unsure,
+        "⇄ the sign depends on the axis: bold, adjusted p below .05 on both sides; grey, within noise.":
+            (means["flip"] != "").any(),
         order_warning(data): True,
     })  # fmt: skip
-
-
-def _flipped(data: SweepData, means: pd.DataFrame, word: str) -> str:
-    """In words, by metric: the contrasts whose sign depends on the axis."""
-    found = means[means["flip"] == word].drop_duplicates(["metric", "level", "name"])
-    short, by_metric = means["context"].nunique() == 1, {}
-    for row in rows_of(found):
-        name = (row.trick if short else row.name) + at_level(data, row.level)
-        by_metric.setdefault(QUANTITIES.get(row.metric, row.metric), []).append(name)
-    return "; ".join(f"on {metric} {', '.join(names)}" for metric, names in by_metric.items())
 
 
 FIGURE = FigureKind(

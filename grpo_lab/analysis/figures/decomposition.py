@@ -17,7 +17,6 @@ from grpo_lab.analysis.figures.palette import BLACK, GREY, ORANGE, PURPLE, SKY, 
 from grpo_lab.analysis.figures.panels import NO_TRACKS, collapse_note, level_rows, not_logged, rows_of_arms, seeds_text
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import FinalValues
-from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.table_rows import groups_of
 from grpo_lab.analysis.tables.gap import PROBES, TOTAL, decomposition_of
@@ -56,13 +55,11 @@ def draw_decomposition(data: SweepData, finals: FinalValues) -> Drawn | str:
             own = numbers[numbers["level"] == level]
             _panel(axes, own, arms)
             runs = own.groupby("arm")["n"].first()
-            axes.set_yticks(range(len(arms)), [_label(data, finals, (level, arm), runs[arm]) for arm in arms])
+            counts = [(runs[arm], data.seeds_planned(level, arm), finals.collapsed(level, arm)) for arm in arms]
+            labels = [f"{in_lines(arm, 24)}\n{seeds_text(*count)}" for arm, count in zip(arms, counts)]
+            axes.set_yticks(range(len(arms)), labels)
         panels[-1].set(xlim=limits, xlabel="gained in training but not downstream since step 0 (pp)")
     return Drawn(name, figure, numbers, bars, caption=_caption(data, finals))
-
-
-def _label(data: SweepData, finals: FinalValues, place: Condition, runs: int) -> str:
-    return f"{in_lines(place[1], 24)}\n{seeds_text(runs, data.seeds_planned(*place), finals.collapsed(*place))}"
 
 
 def _limits(numbers: pd.DataFrame) -> tuple[tuple[float, float], bool]:

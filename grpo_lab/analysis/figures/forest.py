@@ -104,11 +104,6 @@ def _name(trick: str) -> str:
     return trick.replace(" with ", "\nwith ")
 
 
-def _contexts(effects: pd.DataFrame) -> bool:
-    """True if the contexts must be written beside the tricks: they differ within a kind."""
-    return effects["context"].nunique() > effects["kind"].nunique()
-
-
 def _panel(axes: Axes, effects: pd.DataFrame, band: float, limit: float) -> None:
     """One level: of every effect downstream accuracy above, training reward below, and its numbers at the right."""
     axes.axvspan(-band, band, color=GREY, alpha=0.10, linewidth=0)
@@ -124,8 +119,8 @@ def _panel(axes: Axes, effects: pd.DataFrame, band: float, limit: float) -> None
     draw_estimates(axes, reward.assign(y=reward["y"] + 0.25, **below), limit, 0.9)
     for end in downstream["end"].unique():
         axes.axhline(end - 0.5, color="#E4E4E4", linewidth=0.5)
-    first, contexts = ~downstream["trick"].duplicated(), _contexts(effects)
-    names = downstream["trick"].map(_name).where(first, "")
+    contexts = effects["context"].nunique() > effects["kind"].nunique()  # else the kind says it
+    names = downstream["trick"].map(_name).where(~downstream["trick"].duplicated(), "")
     axes.set_yticks(downstream["y"], (names + "  " + downstream["context"]).str.strip() if contexts else names)
     beside = axes.secondary_yaxis("right")
     beside.set_yticks(downstream["y"], [_numbers(row) for row in rows_of(downstream)])
@@ -195,7 +190,6 @@ def _caption(data: SweepData, finals: FinalValues, table: pd.DataFrame, band: bo
         f"Grey: true effects that {effects['n'].max()} pairs would detect with less than 80% power, if arms varied "
         f"like the {' or '.join(map(str, seeds))} seeds of {data.control} and pairing removed none of that variance; "
         "a rough guide.": band,
-        _opposite(data, effects): True,
         order_warning(data): True,
         f"Not run: {', '.join(named)}.": named,
     })  # fmt: skip
@@ -210,28 +204,6 @@ def _stars(means: pd.DataFrame) -> str:
     screening = ", a screening" if how == SCREENING else ""
     families = ", ".join(f"{row.family} {row.kind.replace('_', ' ')}" for row in rows_of(tested))
     return f"*: p < .05 after {how}{screening} over all effects of the kind ({families})."
-
-
-def _opposite(data: SweepData, means: pd.DataFrame) -> str:
-    """In words: which tricks reward and downstream disagree about."""
-    if not (means["metric"] == TRAINING_REWARD).any():
-        return ""
-    downstream = means[means["metric"] == DOWNSTREAM]
-    short = not _contexts(downstream) and not downstream.duplicated(["level", "trick"]).any()
-    found: dict[str, list[str]] = {"resolved": [], "within noise": []}
-    for (level, trick, context), own in groups_of(means, ["level", "trick", "context"], sort=False):
-        by_metric = own.set_index("metric")
-        if word := by_metric["disagreement"].iloc[0]:
-            reward, below = (by_metric["text"][metric] for metric in (TRAINING_REWARD, DOWNSTREAM))
-            name = f"{trick}{'' if short else ' ' + context}{at_level(data, level)}"
-            found[word].append(f"{name} (reward {reward}, downstream {below})" if word == "resolved" else name)
-    sure, unsure = found.values()
-    return sentences({
-        "Training reward and downstream accuracy go opposite ways, both adjusted p below .05: "
-        f"{'; '.join(sure)}.": sure,
-        "For no trick are both effects significant (adjusted p below .05) and of opposite sign.": not sure,
-        f"Opposite estimates, within noise: {', '.join(unsure)}.": unsure,
-    })  # fmt: skip
 
 
 FIGURE = FigureKind(

@@ -26,7 +26,7 @@ FIGURES = discovered()
 ALL = tuple(kind.suffix or "curves" for kind in FIGURES)
 
 
-def default_figures(data: SweepData, finals: FinalValues, page: str = "") -> list[str]:
+def default_figures(data: SweepData, page: str = "") -> list[str]:
     """The five figures that are drawn unless others are named, and those that `page`, the experiment's text, shows.
 
     Reward is held against accuracy run by run where the training grader can be gamed, and arm by arm where it cannot.
@@ -43,7 +43,7 @@ def draw_all(data: SweepData, finals: FinalValues, names: Sequence[str] = ()) ->
     """
     if unknown := [name for name in names if name not in ALL]:
         raise ValueError(f"no figure is called {', '.join(unknown)}: choose from {', '.join(ALL)}")
-    names = names or default_figures(data, finals)
+    names = names or default_figures(data)
     drawn, missing = [], {}
     caveats = notes(data, finals)
     for kind in (kind for kind in FIGURES if (kind.suffix or "curves") in names):

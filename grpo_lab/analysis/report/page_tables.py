@@ -73,16 +73,12 @@ def _divergence(data: SweepData, divergence: pd.DataFrame, brackets: str) -> Htm
     arms = list(dict.fromkeys((level, arm) for level, arm, _ in found))
     units = dict(zip(divergence["metric"], divergence["unit"]))
     rows = [
-        [f"{_bare(measure)}, {unit}", *(found.get((*arm, measure), "") for arm in arms)]
+        [f"{measure.rpartition('/')[2].replace('_', ' ')}, {unit}", *(found.get((*arm, measure), "") for arm in arms)]
         for measure, unit in units.items()
     ]
     names = [place(data, level, arm) if arm else f"all arms{f' at {level}' if level else ''}" for level, arm in arms]
     caption = f"Divergence; brackets: {brackets}, n runs; braces: percentiles over runs and questions"
     return HtmlTable(caption, ["measure", *names], rows)
-
-
-def _bare(measure: str) -> str:
-    return measure.rpartition("/")[2].replace("_", " ")
 
 
 def _measure(row: Any) -> str:

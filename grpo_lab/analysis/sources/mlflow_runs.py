@@ -26,14 +26,14 @@ _UNTOLD = "MLflow does not say why: the run's error.txt is not among its files"
 _UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before": 0}
 
 
-def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
+def load_mlflow(uri: str, name: str) -> SweepData:
     """The sweep `name` from the MLflow store it was exported to; the same numbers as from its run folders.
 
     `uri` is http://host:port or sqlite:////path/mlflow.db; a sqlite file is read without the MLflow package, also while
-    runs write to it. MLflow holds no answers to single questions. They are read from a run's folder where this machine
-    has it, below `runs_dir` or where the run was written, and are left out otherwise. MLflow holds no value that is not
-    finite either. Of a run or sweep that is there twice the newest counts, and `source` says so. Raises ValueError for
-    a store that cannot be read, and for one without this sweep, listing those it has.
+    runs write to it. MLflow holds no answers to single questions: they are read from the folder that a run was
+    written to, if this machine has it, else left out. MLflow holds no value that is not finite either. Of a run or
+    sweep that is there twice the newest counts, and `source` says so. Raises ValueError for a store that cannot be
+    read, and for one without this sweep, listing those it has.
     """
     with open_store(uri) as store:
         parents, runs = _find(store, uri, name)
@@ -45,7 +45,7 @@ def load_mlflow(uri: str, name: str, runs_dir: Path | None = None) -> SweepData:
             described=_files(store, there, "run.json"),
             errors=_files(store, [run for run in there if run.status in ("FAILED", "KILLED")], "error.txt"),
         )
-    cells = [_cell(cell, run, read, runs_dir) for cell, run in zip(record.cells, chosen)]
+    cells = [_cell(cell, run, read) for cell, run in zip(record.cells, chosen)]
     if len({parent.tags.get("run_key") for parent in parents}) > 1:
         notes.append("the newest of several sweeps of this name")
     if record.design is None:
@@ -146,7 +146,7 @@ def _is_in(run: MlflowRun, folder: str) -> bool:
     return here == folder or here.endswith(f"/{folder}")
 
 
-def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read, runs_dir: Path | None) -> CellData:
+def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read) -> CellData:
     row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
     row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "changed_code": "", "lost": ""}
@@ -159,7 +159,7 @@ def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read, runs_dir: Path |
     row["base"] = int(tags.get("base", NO_BASE))
     row["harness"] = tags.get(HARNESS_TAG, "")
     row |= {"commit": tags.get("commit"), "dirty": {"true": True, "false": False}.get(tags.get("dirty", ""))}
-    folder = _folder_here(run, cell, runs_dir)
+    folder = _folder_here(run)
     described = _json(read.described[run.run_id]) or _json(_content(folder, "run.json"))
     row["protocol"] = protocol_of(described.get("config", {}), described.get("data"))
     row["changed_code"] = changes_of_code(described)
@@ -186,14 +186,11 @@ def _ending(status: str, problem: str) -> dict[str, Any]:
     return {"problem": problem or _UNTOLD, "collapsed": problem.startswith("FloatingPointError")}
 
 
-def _folder_here(run: MlflowRun, cell: CellRecord, runs_dir: Path | None) -> Path | None:
+def _folder_here(run: MlflowRun) -> Path | None:
     """The folder of the very run an MLflow run copies, where this machine has it."""
-    places = [] if runs_dir is None else [runs_dir / cell.folder]
-    places += [Path(run.tags["folder"])] if "folder" in run.tags else []
-    for place in places:
-        if _json(_content(place, "run.json")).get("run_key", "") == run.tags.get("run_key"):
-            return place
-    return None
+    folder = Path(run.tags["folder"]) if "folder" in run.tags else None
+    same = _json(_content(folder, "run.json")).get("run_key", "") == run.tags.get("run_key")
+    return folder if same else None
 
 
 def _content(folder: Path | None, name: str) -> bytes | None:

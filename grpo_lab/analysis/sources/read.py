@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
 from grpo_lab.analysis.sources.mlflow_stores import shown
 from grpo_lab.analysis.sources.run_folders import load_sweep, recorded_names
 from grpo_lab.analysis.sources.saved_data import load_data, saved_names
-from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
+from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.config.design import load_design
 from grpo_lab.config.folders import DESIGN
 
@@ -69,21 +66,3 @@ def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
     if "://" not in source and not Path(source).is_dir():
         return f"There is no folder {source}"
     return f"{asked} has no runs of {name}"
-
-
-def tidy(data: SweepData) -> pd.DataFrame:
-    """The long table for plots of your own: one row per logged number, ordered by run, step and key.
-
-    Columns: run (its folder), level, arm, seed, step, key (the metric), value, and a column for each entry of budget/*.
-    What was not logged, or was not a number, has no row.
-    """
-    budgets = [name for name in data.points.columns if name.startswith("budget/")]
-    keys = [name for name in data.points.columns if name not in (*LABELS, "step", *budgets)]
-    folders = data.runs[[*LABELS, "folder"]].rename(columns={"folder": "run"})
-    points = data.points.merge(folders, on=LABELS, how="left")
-    values = points[keys].to_numpy(dtype=float)
-    row, column = np.nonzero(~np.isnan(values))
-    long = points[["run", *LABELS, "step"]].take(row).reset_index(drop=True)
-    long["key"] = pd.Index(keys, dtype="str").take(column)
-    long["value"] = values[row, column]
-    return pd.concat([long, points[budgets].take(row).reset_index(drop=True)], axis=1)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_lab.tracking.renames import with_config_keys
-
-if TYPE_CHECKING:
-    pass
 
 Settings = Mapping[str, Any]
 Condition = tuple[str, str]  # level and arm

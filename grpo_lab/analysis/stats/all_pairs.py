@@ -200,7 +200,7 @@ class AllPairs:
 
 
 def compare_all_pairs(
-    values: pd.DataFrame, bases: Mapping[int, int], not_reported: Mapping[str, str] | None = None, alpha: float = ALPHA
+    values: pd.DataFrame, bases: Mapping[int, int], not_reported: Mapping[str, str] | None = None
 ) -> AllPairs:
     """Compare all arms: `values` has a row per seed and a column per arm, NaN where there is no run.
 
@@ -229,7 +229,7 @@ def compare_all_pairs(
             ("between seeds", np.nansum(within[:, compared], axis=0), free[compared]),
         ]
         p, worst, what = min(_most_unlike(*kind) for kind in kinds)
-        if p * 2 * len(compared) >= alpha:
+        if p * 2 * len(compared) >= ALPHA:
             break
         reasons[arms[compared.pop(worst)]] = f"scatters more than the others {what}"
     halves = np.full(len(arms), np.nan)
@@ -242,7 +242,7 @@ def compare_all_pairs(
         pooled = float((own**2).sum()) / freedom
         alone = (own**2).sum(axis=0) * len(compared) / (len(compared) - 1) / (len(means) - 1)
         if pooled > (ROUNDING * float(np.abs(means[:, compared]).max())) ** 2:
-            quantile = _quantile(len(compared), freedom, alpha)
+            quantile = _quantile(len(compared), freedom)
             halves[compared] = quantile / 2 * np.sqrt(np.maximum(pooled, alone) / len(means))
         else:  # as coarse values are by chance
             reasons |= {arms[index]: "no scatter between bases" for index in compared}
@@ -270,8 +270,8 @@ def _most_unlike(what: str, squares: np.ndarray, free: np.ndarray) -> tuple[floa
 
 
 @cache
-def _quantile(arms: int, freedom: int, alpha: float) -> float:
-    return float(stats.studentized_range.isf(alpha, arms, freedom))
+def _quantile(arms: int, freedom: int) -> float:
+    return float(stats.studentized_range.isf(ALPHA, arms, freedom))
 
 
 @cache

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from grpo_lab.analysis.stats.intervals import CONFIDENCE, FOR_INTERVAL, Interval, critical_t
+from grpo_lab.analysis.stats.intervals import FOR_INTERVAL, Interval, critical_t
 from grpo_lab.analysis.stats.multiplicity import ROUNDING, paired_t_pvalue
 
 FEWEST_BASES = FOR_INTERVAL  # for an interval about a new base model
@@ -115,7 +115,6 @@ def compare(
     bases: Mapping[int, int] | None = None,
     collapsed: Mapping[int, tuple[bool, ...]] | None = None,
     grouped: bool = True,
-    confidence: float | int = CONFIDENCE,
 ) -> Comparison:
     """Compare by seed: `bases` maps a seed to its base (empty for one base model).
 
@@ -126,9 +125,9 @@ def compare(
     status = {seed: (collapsed or {}).get(seed, ()) for seed in own}
     fallen = {seed for seed, kind in status.items() if any(kind)}
     mixed = len({status[seed] if seed in fallen else () for seed in own}) > 1
-    whole, observed = _over_bases(own, bases or {}, confidence)
+    whole, observed = _over_bases(own, bases or {})
     left = {seed: value for seed, value in own.items() if seed not in fallen}
-    alive, seen = _over_bases(left, bases or {}, confidence) if fallen else (whole, observed)
+    alive, seen = _over_bases(left, bases or {}) if fallen else (whole, observed)
     if grouped:
         whole, alive = (_without_bounds(one, two_groups(of, bases)) for one, of in ((whole, own), (alive, left)))
     p = _pvalue(whole, observed)
@@ -162,9 +161,7 @@ def _without_bounds(interval: Interval, why: str) -> Interval:
     return replace(interval, low=math.nan, high=math.nan, why=why)
 
 
-def _over_bases(
-    values: Mapping[int, float], bases: Mapping[int, int], confidence: float
-) -> tuple[Interval, tuple[float, ...]]:
+def _over_bases(values: Mapping[int, float], bases: Mapping[int, int]) -> tuple[Interval, tuple[float, ...]]:
     """The mean of base means, and those; with one base model the mean of the seeds' values."""
     means = base_means(values, bases)
     if len(means) < 2:
@@ -180,7 +177,7 @@ def _over_bases(
     if n < FOR_INTERVAL:
         points = tuple(values.values()) if len(values) < FOR_INTERVAL else ()
         return Interval(mean, math.nan, math.nan, len(values), number, why, points), observed
-    half = critical_t(n - 1, confidence) * float(np.std(observed, ddof=1)) / math.sqrt(n)
+    half = critical_t(n - 1) * float(np.std(observed, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, len(values), number), observed
 
 

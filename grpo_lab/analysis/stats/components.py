@@ -17,7 +17,7 @@ TRIALS = 2000  # simulated experiments behind a power where runs collapse
 DRAWS = 10_000  # of what the deviations may be, behind an interval
 
 
-def components(values: pd.DataFrame, confidence: float | int = CONFIDENCE) -> tuple[Interval, Interval]:
+def components(values: pd.DataFrame) -> tuple[Interval, Interval]:
     """The standard deviations between base models and between seeds of one, from columns base, seed and value.
 
     One-way analysis of variance, with the harmonic mean of the seeds per base model where base models have unequal
@@ -36,7 +36,7 @@ def components(values: pd.DataFrame, confidence: float | int = CONFIDENCE) -> tu
     seeds = bases / sum(1 / len(own) for own in by_base)
     between = seeds * float(np.var([own.mean() for own in by_base])) * bases
     mean_between, mean_within = between / freedom, within / within_freedom
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = (mean_within * within_freedom / stats.chi2.isf(share, within_freedom) for share in (tail, 1 - tail))
     of_seeds = Interval(math.sqrt(mean_within), math.sqrt(low), math.sqrt(high), runs, bases)
     ends = []
@@ -74,7 +74,7 @@ class Scatter:
         """The standard deviation between seeds of one base model; NaN where each base model has one."""
         return math.sqrt(self.within)
 
-    def of_mean(self, seeds: int, confidence: float | int = CONFIDENCE) -> Interval:
+    def of_mean(self, seeds: int) -> Interval:
         """The deviation of one observation of the t test: a base model's mean over `seeds` seeds, or with one a seed.
 
         The interval is by the fiducial distribution of both variances: a mean square m with f degrees stands for
@@ -92,7 +92,7 @@ class Scatter:
             variances, freedom = between, self.between_freedom
         else:
             variances, freedom = np.maximum(0, between - within) / self.seeds + within / seeds, self.between_freedom
-        tail = (1 - confidence) / 2
+        tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(np.sqrt(variances[1:]), (tail, 1 - tail))
         return Interval(math.sqrt(variances[0]), float(low), float(high), round(freedom))
 

@@ -22,7 +22,8 @@ class Dose:
 def dose(data: SweepData) -> Dose | None:
     """The one numeric override in which the arms differ; None unless it has `FEWEST` values or more."""
     arms = data.design.arms if data.design else {}
-    settings = {arm: dict(_override(word) for word in words) for arm, words in arms.items()}
+    pairs = {arm: [word.lstrip("+").partition("=") for word in words] for arm, words in arms.items()}
+    settings = {arm: {key: value for key, _, value in own} for arm, own in pairs.items()}
     keys = {key for words in settings.values() for key in words}
     differing = [key for key in keys if len({words.get(key) for words in settings.values()}) > 1]
     if len(differing) != 1:
@@ -35,8 +36,3 @@ def dose(data: SweepData) -> Dose | None:
     if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
         return None
     return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
-
-
-def _override(word: str) -> tuple[str, str]:
-    key, _, value = word.lstrip("+").partition("=")
-    return key, value
