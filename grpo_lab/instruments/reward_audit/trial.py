@@ -61,10 +61,10 @@ class Subject:
 
     @classmethod
     def option(cls, slot: str, overrides: Sequence[str], name: str, seconds: float, workers: int) -> Subject:
-        """The reward or verifier that Hydra overrides choose."""
+        """The reward or verifier that Hydra overrides choose. Its own limits come first where it has some."""
         os.environ[SETTING] = json.dumps([slot, list(overrides)])
         function = "grpo_lab.instruments.reward_audit.option_reward:score"
-        return cls(name, new_pool((function,)), seconds, workers, 1.0)
+        return cls(name, new_pool((function,)), 4 * seconds, workers, 1.0)
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """Its score of each response. Raises ValueError if it cannot be loaded."""
