@@ -691,6 +691,30 @@ def _add_audit(commands: argparse._SubParsersAction) -> None:
     audit.set_defaults(run=audit_reward)
 
 
+def submit_claims(arguments: argparse.Namespace) -> None:
+    """Pack a declared sweep as a submission, or check one and add it as external evidence."""
+    from grpo_lab.instruments.submission import claims
+
+    claims(arguments)
+
+
+def _add_claims(commands: argparse._SubParsersAction) -> None:
+    claims = commands.add_parser("claims", help="external evidence: pack a declared sweep, or check one and add it")
+    claims.add_argument("--pack", metavar="NAME", help="write the submission of this sweep, from its run folders")
+    claims.add_argument(
+        "--add", type=Path, metavar="FOLDER", help="check a submission, copy it to experiments/external"
+    )
+    claims.add_argument("--check", action="store_true", help="with --add: only check it")
+    claims.add_argument("--runs", type=Path, default=Path(RUNS), help="with --pack: the folder of runs (default: runs)")
+    claims.add_argument(
+        "--design", type=Path, metavar="FILE", help="with --pack: the declaration (default: by its name)"
+    )
+    claims.add_argument("--to", type=Path, help="with --pack: the folder to write (default: NAME_submission)")
+    claims.add_argument("--example", action="store_true", help="with --pack: marked as an example, no evidence")
+    claims.add_argument("--experiments", type=Path, help="with --add: the experiments of a checkout (default: these)")
+    claims.set_defaults(run=submit_claims)
+
+
 class _Version(argparse.Action):
     """`--version`: prints the version that is installed."""
 
@@ -705,7 +729,7 @@ class _Version(argparse.Action):
 _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
-    "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync"),
+    "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync", "claims"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
     "Check": ("audit-reward",),
     "Shell": ("completion",),
@@ -856,6 +880,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_evaluate(commands)
     _add_import(commands)
     _add_audit(commands)
+    _add_claims(commands)
     _add_completion(commands)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"

@@ -79,6 +79,7 @@ FORMS = (
     Form("####", "\n#### ", ends=True),
     Form("<think></think><answer></answer>", "<answer>\n", "\n</answer>", thinks=True),
     Form("#NUMBER", "#", ends=True),
+    Form("Answer:", "\nAnswer: ", ends=True),
     Form("The answer is", "The answer is ", ends=True),
     Form("free", "", ends=True),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,16 +17,16 @@ _HEAD = ("kind", "cases", "wrong accepted", "right refused", "error", "over limi
 def report_text(found: Audit, problems: Sequence[str], listed: bool = False) -> str:
     """The report for a terminal; `problems` are those with the data's own samples. With `listed` every case is shown."""
     reading, counted = found.reading, [one for one in found.verdicts if one.case.truth is not Truth.open]
-    left_out: dict[str, int] = {}
-    for case in found.left_out:
-        reason = "the form has no such response" if case.type in reading.types else f"answers of type {case.type.name}"
-        left_out[reason] = left_out.get(reason, 0) + 1
-    parts = [f"{len(counted)} with one truth", f"{len(found.verdicts) - len(counted)} open"]
-    parts += [f"{number} left out ({reason})" for reason, number in sorted(left_out.items())]
     lines = [
-        f"{found.name}: {len(found.verdicts) + len(found.left_out)} cases: {', '.join(parts)}",
+        f"{found.name}: {len(counted)} cases with one truth, {len(found.verdicts) - len(counted)} open ones",
         f"answers are marked as {reading.form.name}; a score of {reading.accepts_from:g} or more counts as accepted",
     ]
+    types = Counter(case.type.name for case in found.left_out if case.type not in reading.types)
+    if types:
+        listing = ", ".join(f"{number} {name}" for name, number in types.most_common())
+        lines.append(f"left out, since plain right answers of these types are refused: {listing}")
+    if rest := len(found.left_out) - types.total():
+        lines.append(f"left out, since the form has no such response: {rest}")
     if reading.blind:
         lines.append("WARNING: plain right and plain wrong answers get the same score")
     lines += ["", *_table(counted)]

@@ -16,7 +16,7 @@ from grpo_lab.tasks.grader_pool import LIMITS, GraderPool
 from grpo_lab.types import Problem
 
 QUESTION = "What is the answer?"
-# Right and wrong answers of each type, by which form, threshold and served types are found.
+# Right and wrong answers of each type, of the same length, by which form, threshold and served types are found.
 PROBES = {
     AnswerType.integer: (("5", "6"), ("42", "24"), ("72", "27")),
     AnswerType.decimal: (("0.5", "0.7"), ("12.25", "21.25"), ("3.14", "2.71")),
@@ -24,7 +24,7 @@ PROBES = {
     AnswerType.choice: (("A", "B"), ("B", "C"), ("C", "D")),
     AnswerType.measure: (("5 cm", "7 cm"), ("3 hours", "2 hours"), ("50%", "40%")),
     AnswerType.list: (("1, 2", "3, 4"), ("1, 2, 3", "4, 5, 6"), ("(3, 4)", "(5, 6)")),
-    AnswerType.text: (("Paris", "London"), ("yes", "no"), ("blue whale", "red fox")),
+    AnswerType.text: (("Paris", "Tokyo"), ("seven", "eight"), ("blue whale", "grey shark")),
     AnswerType.other: (("(5", "(6"), ("1+1", "2+2"), ("[", "]")),
 }
 
@@ -68,9 +68,7 @@ class Subject:
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """Its score of each response. Raises ValueError if it cannot be loaded."""
-        calls = [
-            call_of(0, Problem(0, QUESTION, one.gold, 1), one.text, one.finished) for one in responses
-        ]
+        calls = [call_of(0, Problem(0, QUESTION, one.gold, 1), one.text, one.finished) for one in responses]
         return [Scored(*one) for one in self.pool.judge(calls, self.seconds, self.workers)]
 
 
@@ -176,9 +174,7 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
         best = [kind for kind in PROBES if margins[kind] > max(margins.values()) / 2] if separated > 0 else list(PROBES)
         ends = [statistics.mean(s for kind in best for s in scores(form, kind, right)) for right in (True, False)]
         known = statistics.mean(ends) if separated > 0 else min(ends)
-    served = {
-        kind for kind in PROBES if sum(one >= known for one in scores(form, kind, True)) > len(PROBES[kind]) / 2
-    }
+    served = {kind for kind in PROBES if sum(one >= known for one in scores(form, kind, True)) > len(PROBES[kind]) / 2}
     return Reading(form, known, frozenset(served), separated <= 0)
 
 
