@@ -55,7 +55,7 @@ def test_an_answer_is_written_in_the_form_of_the_reward() -> None:
     assert Case("", "", "5", "[[5]] I hope so", Truth.right).text(number) is None
     assert Case("", "", "5", "<<*3:ab>>[[6]]", Truth.wrong).text(tag) == "ababab<answer>6</answer>"
     assert Form.parse("think:<final>{}</final>").marked("7") == "<final>7</final>"
-    with pytest.raises(ValueError, match="write {} once"):
+    with pytest.raises(ValueError, match=r"write \{\} once"):
         Form.parse("<final></final>")
     golds = ("5", "1,234", "0.5", "1/2", "B", "5 cm", "50%", "1, 2", "Paris", "(5")
     assert [AnswerType.of(gold).name for gold in golds] == [

@@ -1,4 +1,4 @@
-"""`grpo-lab audit-reward`: a reward against the adversarial cases, and on samples of the data that a run would train on."""
+"""`grpo-lab audit-reward`: a reward against the adversarial cases, and on samples of a run's own data."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ FORMS = (
     Form("####", "\n#### ", ends=True),
     Form("<think></think><answer></answer>", "<answer>\n", "\n</answer>", thinks=True),
     Form("#NUMBER", "#", ends=True),
+    Form(r"<think></think>\boxed{}", r"\boxed{", "}", thinks=True),
     Form("Answer:", "\nAnswer: ", ends=True),
     Form("The answer is", "The answer is ", ends=True),
     Form("free", "", ends=True),
@@ -107,6 +108,8 @@ class Case:
         pieces = _MARK.split(self.template)  # text, answer, text, answer, ..., text
         if form.ends and self.truth is not Truth.wrong and pieces[-1].strip(" .") and len(pieces) > 1:
             return None
+        if form.ends:  # the answer ends its line
+            pieces[2::2] = [f"\n{text.strip()}" if text.strip(" .") else text for text in pieces[2::2]]
         answers = [form.marked(answer) for answer in pieces[1::2]]
         before, after = pieces[0], [part for pair in zip(answers, pieces[2::2]) for part in pair]
         if form.thinks and after:
@@ -133,7 +136,7 @@ def attacks() -> tuple[Case, ...]:
 
 
 def notations() -> Iterator[Case]:
-    """The pairs of `grpo-lab graders` whose answers are marked, as cases: equal answers in other notations, and wrong ones."""
+    """The pairs of `grpo-lab graders` with a marked answer, as cases: other notations of the gold, and wrong ones."""
     boxed = re.compile(r"The answer is \\boxed\{(.*)\}\.", re.DOTALL)
     for pair in grader_errors.pairs():
         if found := boxed.fullmatch(pair.response):

@@ -15,7 +15,7 @@ _HEAD = ("kind", "cases", "wrong accepted", "right refused", "error", "over limi
 
 
 def report_text(found: Audit, problems: Sequence[str], listed: bool = False) -> str:
-    """The report for a terminal; `problems` are those with the data's own samples. With `listed` every case is shown."""
+    """The report for a terminal; `problems` are those on the data's own samples. With `listed` it shows all cases."""
     reading, counted = found.reading, [one for one in found.verdicts if one.case.truth is not Truth.open]
     lines = [
         f"{found.name}: {len(counted)} cases with one truth, {len(found.verdicts) - len(counted)} open ones",

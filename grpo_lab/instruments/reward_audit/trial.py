@@ -129,9 +129,9 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
     """Find form, threshold and types by plain right and wrong answers.
 
     The form is the one in which right answers score most above wrong ones. Without a known threshold a response counts
-    as accepted from halfway between the mean scores of wrong and of right answers on, and where these are equal from
-    that score on. A type is served if more than half of its plain right answers are accepted. Raises ValueError with
-    the reason if no right answer scores above zero or a wrong one.
+    as accepted from halfway between the mean scores of wrong and of right answers on; where these are equal, from the
+    lowest score of a right one on. A type is served if more than half of its plain right answers are accepted. Raises
+    ValueError with the reason if no right answer scores above zero or a wrong one.
     """
     rows = [
         (form, kind, right)
@@ -164,16 +164,16 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
     separated, total = worth(form)
     if separated <= 0 and total <= 0:
         why = next((f": {one.why}" for one in scored if one.why), "")
-        raise ValueError(
-            f"{subject.name} accepts no plain right answer in any form ({', '.join(one.name for one in forms)}){why}. Name "
-            "its form with --form, such as --form '<final>{}</final>', or 'think:<final>{}</final>' where it also asks "
-            "for <think>"
-        )
-    if known is None:
+        names = ", ".join(one.name for one in forms)
+        remedy = "name its form with --form, such as '<final>{}</final>', or 'think:<final>{}</final>' after <think>"
+        raise ValueError(f"{subject.name} accepts no plain right answer in any form ({names}){why}; {remedy}")
+    if known is None and separated <= 0:
+        known = min(score for kind in PROBES for score in scores(form, kind, True))
+    elif known is None:
         margins = {kind: margin(form, kind) for kind in PROBES}
-        best = [kind for kind in PROBES if margins[kind] > max(margins.values()) / 2] if separated > 0 else list(PROBES)
+        best = [kind for kind in PROBES if margins[kind] > max(margins.values()) / 2]
         ends = [statistics.mean(s for kind in best for s in scores(form, kind, right)) for right in (True, False)]
-        known = statistics.mean(ends) if separated > 0 else min(ends)
+        known = statistics.mean(ends)
     served = {kind for kind in PROBES if sum(one >= known for one in scores(form, kind, True)) > len(PROBES[kind]) / 2}
     return Reading(form, known, frozenset(served), separated <= 0)
 
