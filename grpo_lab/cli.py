@@ -288,6 +288,13 @@ def grade_pairs(arguments: argparse.Namespace) -> None:
     say(errors_text(judged, said, arguments.pairs))
 
 
+def audit_reward(arguments: argparse.Namespace) -> None:
+    """Print which adversarial responses a reward judges wrongly; exit with 1 where one costs training."""
+    from grpo_lab.instruments.reward_audit.command import audit_reward
+
+    audit_reward(arguments)
+
+
 def measure_pass_rates(arguments: argparse.Namespace) -> None:
     """Measure how often the base model of the overrides answers training problems right, and print what it shows."""
     from grpo_lab.config.hydra_setup import compose_config
@@ -669,6 +676,45 @@ def _add_completion(commands: argparse._SubParsersAction) -> None:
     completion.set_defaults(run=print_completion)
 
 
+def _add_audit(commands: argparse._SubParsersAction) -> None:
+    audit = commands.add_parser("audit-reward", help="a reward against adversarial responses: which attacks pass")
+    audit.add_argument(
+        "reward", nargs="+", help="FILE.py:FUNCTION, module:function or reward=NAME; task=... also tries its own data"
+    )
+    audit.add_argument("--form", help="how the reward reads answers, such as '<final>{}</final>' (default: found)")
+    audit.add_argument("--correct-at", type=float, help="the score from which a response is accepted (default: found)")
+    audit.add_argument("--notations", action="store_true", help="also the notations that grpo-lab graders tries")
+    audit.add_argument("--cases", action="store_true", help="list all cases that are judged wrongly, and open ones")
+    audit.add_argument("--json", type=Path, metavar="FILE", help="write every verdict to this file")
+    audit.add_argument("--seconds", type=float, default=5.0, help="of CPU time per response (default: 5)")
+    audit.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    audit.set_defaults(run=audit_reward)
+
+
+def submit_claims(arguments: argparse.Namespace) -> None:
+    """Pack a declared sweep as a submission, or check one and add it as external evidence."""
+    from grpo_lab.instruments.submission import claims
+
+    claims(arguments)
+
+
+def _add_claims(commands: argparse._SubParsersAction) -> None:
+    claims = commands.add_parser("claims", help="external evidence: pack a declared sweep, or check one and add it")
+    claims.add_argument("--pack", metavar="NAME", help="write the submission of this sweep, from its run folders")
+    claims.add_argument(
+        "--add", type=Path, metavar="FOLDER", help="check a submission, copy it to experiments/external"
+    )
+    claims.add_argument("--check", action="store_true", help="with --add: only check it")
+    claims.add_argument("--runs", type=Path, default=Path(RUNS), help="with --pack: the folder of runs (default: runs)")
+    claims.add_argument(
+        "--design", type=Path, metavar="FILE", help="with --pack: the declaration (default: by its name)"
+    )
+    claims.add_argument("--to", type=Path, help="with --pack: the folder to write (default: NAME_submission)")
+    claims.add_argument("--example", action="store_true", help="with --pack: marked as an example, no evidence")
+    claims.add_argument("--experiments", type=Path, help="with --add: the experiments of a checkout (default: these)")
+    claims.set_defaults(run=submit_claims)
+
+
 class _Version(argparse.Action):
     """`--version`: prints the version that is installed."""
 
@@ -683,8 +729,9 @@ class _Version(argparse.Action):
 _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
-    "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync"),
+    "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync", "claims"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
+    "Check": ("audit-reward",),
     "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
 }
@@ -696,7 +743,7 @@ def _grouped(commands: argparse._SubParsersAction) -> str:
     lines = []
     for title, names in _GROUPS.items():
         lines += ["", f"{title}:" if title != "dev" else "For maintainers, after dev, as in grpo-lab dev docs:"]
-        lines += [f"  {name:<11} {helps.pop(name)}" for name in names]
+        lines += [f"  {name:<12} {helps.pop(name)}" for name in names]
     if helps:
         raise KeyError(f"{', '.join(helps)}: in no group of commands")
     return "\n".join(lines)
@@ -832,6 +879,8 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)
+    _add_audit(commands)
+    _add_claims(commands)
     _add_completion(commands)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"

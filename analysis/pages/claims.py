@@ -175,7 +175,7 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
         cells = (
             f"`{answer.trick}`",
             answer.claim.says,
-            _linked(answer.claim.source),
+            linked(answer.claim.source),
             " ".join(f"`{word}`" for word in answer.where),
             in_words(prediction.metric),
             effect,
@@ -189,7 +189,7 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
     return "\n".join(lines)
 
 
-def _linked(source: str) -> str:
+def linked(source: str) -> str:
     """A source as a link: a paper by its arXiv id, an address by its host; others are names."""
     if source.startswith("arXiv:"):
         return f"[{source.removeprefix('arXiv:')}](https://arxiv.org/abs/{source.removeprefix('arXiv:')})"

@@ -22,6 +22,7 @@ from pages.claims import (
     predictions_head,
     predictions_table,
 )
+from pages.external import EXTERNAL_HEAD, external_table
 from pages.findings import FINDINGS_HEAD, findings_table
 from pages.numbers import EXPERIMENTS, ROOT, data_of, filled
 from pages.saved_sweeps import SavedSweeps, saved_sweeps
@@ -39,7 +40,7 @@ def documented_claims() -> dict[Path, str]:
     saved = saved_sweeps(EXPERIMENTS)
     return {
         README: with_tables(README, {FINDINGS_HEAD: lambda: findings_table(saved)}),
-        INDEX: with_tables(INDEX, {HEAD: lambda: _claims(saved)}),
+        INDEX: with_tables(INDEX, {HEAD: lambda: _claims(saved), EXTERNAL_HEAD: lambda: external_table(EXPERIMENTS)}),
     }
 
 
@@ -64,6 +65,7 @@ def _claims(saved: SavedSweeps) -> str:
 def _index_tables(saved: SavedSweeps) -> Tables:
     return {
         HEAD: lambda: _claims(saved),
+        EXTERNAL_HEAD: lambda: external_table(EXPERIMENTS),
         ANSWERED: lambda: _table(ANSWERED, [_answered(saved, one) for one in _shown(saved) if not one.superseded]),
         WAITING: lambda: _table(WAITING, [_waiting(one) for one in saved.declared if one not in saved.designs]),
         SUPERSEDED: lambda: _table(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 DESIGN = "design.yaml"  # what an experiment's folder declares
 DATA = "data"  # the saved numbers within it
+EXTERNAL = "external"  # the folder of checked submissions, which no experiment of this repository may read as its own
 _SUPERSEDED = "superseded"  # the folder of experiments that another one replaced
 
 

@@ -46,7 +46,8 @@ from grpo_lab.run.teacher import (
     privileged_prompts,
 )
 from grpo_lab.run.training_problems import TrainingProblems, training_problems
-from grpo_lab.tasks.base import Template
+from grpo_lab.tasks.base import ExternalTask, Template
+from grpo_lab.tasks.data_samples import warn_of_samples
 from grpo_lab.tricks.base import Trick
 from grpo_lab.tricks.group_filter import GroupFilter
 from grpo_lab.tricks.precision import Precision
@@ -288,6 +289,9 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     asked = [*training.problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)]
     run.reward.check(asked)
     run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
+    if isinstance(run.task, ExternalTask):
+        for grader in dict.fromkeys((run.reward, run.verifier)):
+            warn_of_samples(grader, training.problems)
     if missing := run.engine.missing():
         raise ValueError(missing)
     check_lengths(limits, run.model.known_context(), 1)

@@ -219,6 +219,7 @@ class Grader(ABC):
     wrong: float
 
     may_fail: ClassVar[bool] = False  # whether an outcome may be NaN
+    compares: ClassVar[bool] = True  # whether its outcome depends on the right answer, and asking it costs nothing
 
     @property
     def has_parts(self) -> bool:
@@ -296,6 +297,11 @@ class Grader(ABC):
     def reads(self) -> frozenset[AnswerForm]:
         """The forms in which it finds the answer of a response. A template that asks for another one is refused."""
         return frozenset(AnswerForm)
+
+    @property
+    def compared(self) -> tuple[Grader, ...]:
+        """The graders in it that compare a response with the right answer; they are tried on samples of the data."""
+        return (self,) if self.compares else ()
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -31,6 +31,11 @@ _SCRIPT = Path(__file__).with_name("function_worker.py")
 @cache
 def pool_of(functions: tuple[str, ...]) -> GraderPool:
     """The workers that have loaded these functions, each file as it is at the first call."""
+    return new_pool(functions)
+
+
+def new_pool(functions: tuple[str, ...]) -> GraderPool:
+    """Workers of their own for these functions."""
     arguments = []
     for function in functions:
         file = _file_of(function)
@@ -84,7 +89,7 @@ class FunctionReward(Grader):
     @property
     def functions(self) -> tuple[str, ...]:
         """The functions, files by their full path: workers start elsewhere."""
-        return tuple(_absolute(one.strip()) for one in self.path.split("+") if one.strip())
+        return tuple(absolute(one.strip()) for one in self.path.split("+") if one.strip())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +121,7 @@ class FunctionReward(Grader):
     def _scores(self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool]) -> list[list[float]]:
         """Every function's score of every response, [functions][N]; NaN and a warning once per kind where it failed."""
         asked = {
-            (function, row): _asked(place, problems[row], texts[row], finished[row])
+            (function, row): call_of(place, problems[row], texts[row], finished[row])
             for place, function in enumerate(self.functions)
             for row in range(len(texts))
             if finished[row] or self.truncated
@@ -171,7 +176,7 @@ class FunctionReward(Grader):
         tried = problems[:SAMPLES]
         rows = [(problem, spelling.format(problem.answer)) for problem in tried for spelling in (*SPELLINGS, "")]
         for place, function in enumerate(self.functions):
-            asked = [_asked(place, problem, text, True) for problem, text in rows]
+            asked = [call_of(place, problem, text, True) for problem, text in rows]
             judged = pool_of(self.functions).judge(asked, self.seconds, self.workers)
             for (problem, text), (score, why) in zip(rows, judged):
                 if not why and not self.lowest <= score <= self.highest:
@@ -187,7 +192,7 @@ class FunctionReward(Grader):
                 answers = ", ".join(repr(one.answer) for one in tried)
                 message = f"{function} finds none of the right answers {answers} correct (from {self.correct_at:g})"
                 message += ", however they are written: see reward.correct_at and the function"
-                warn_once(function, "nothing correct", message)
+                warn_once(self.path, "nothing correct", message)
 
 
 def _file_of(function: str) -> Path | None:
@@ -196,13 +201,14 @@ def _file_of(function: str) -> Path | None:
     return Path(place) if place.endswith(".py") else None
 
 
-def _absolute(function: str) -> str:
+def absolute(function: str) -> str:
+    """The function, with the full path of its file: workers start elsewhere."""
     place, colon, name = function.rpartition(":")
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if place.endswith(".py") else function
 
 
-def _asked(place: int, problem: Problem, text: str, finished: bool) -> Answer:
-    """One call, for a worker: which function, and what it is called with beside the response."""
+def call_of(place: int, problem: Problem, text: str, finished: bool) -> Answer:
+    """One call, for a worker: which function, and its arguments besides the response."""
     try:
         row = json.loads(problem.details) if problem.details else {}
     except (ValueError, RecursionError):

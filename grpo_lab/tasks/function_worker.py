@@ -44,29 +44,53 @@ def load(function: str, digest: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def taken(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of the arguments that it takes; None for all."""
+# Names of arguments in rewards written for verl and TRL, and ours.
+_OTHER_NAMES = {
+    "solution_str": "response",
+    "completion": "response",
+    "ground_truth": "answer",
+    "solution": "answer",
+    "question": "prompt",
+}
+
+
+def arguments(function: Callable[..., Any], known: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that it takes, of those known: ours and columns, or by the names of verl and TRL.
+
+    A function with `completions` gets a batch of one in TRL's conversational form: every argument is a list.
+    """
     parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return None
-    return frozenset(one.name for one in parameters)
+    names = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
+    of_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    known = {other: known[own] for other, own in _OTHER_NAMES.items() if other in names} | known
+    known |= {"data_source": ""} if "data_source" in names - known.keys() else {}
+    if "completions" not in names:
+        return {name: value for name, value in known.items() if of_all or name in names}
+    chats = {"prompts": ("user", known["prompt"]), "completions": ("assistant", known["response"])}
+    batch = {name: [[{"role": role, "content": text}]] for name, (role, text) in chats.items()}
+    columns = {name: [value] for name, value in known.items() if name not in ("prompt", "response")}
+    return {name: value for name, value in {**columns, **batch}.items() if of_all or name in names}
+
+
+def number(result: Any) -> float:
+    """The score in a function's result: a number, TRL's list of one, or the `score` in verl's dict."""
+    if isinstance(result, dict):
+        result = result["score"]
+    return float(result[0] if isinstance(result, (list, tuple)) else result)
 
 
 def make_judge() -> Callable[[str, str, bool], float | str]:
     """The judge, with all functions loaded before the memory is bounded."""
     functions = [load(*pair) for pair in zip(sys.argv[3::2], sys.argv[4::2])]
-    arguments = [taken(function) for function in functions]
 
     def judge(asked: str, response: str, anywhere: bool) -> float | str:
         """The function's result, or the reason why it gave none."""
         place, known = json.loads(asked)
-        names, given = arguments[place], {**known, "response": response}
         try:
-            score = functions[place](**{name: given[name] for name in given if names is None or name in names})
-            score = float(score)
+            score = number(functions[place](**arguments(functions[place], {**known, "response": response})))
         except (MemoryError, RecursionError):
             raise
-        except Exception as error:  # a user's function raises what it likes
+        except (Exception, SystemExit) as error:  # a user's function raises what it likes
             last = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
         return score if math.isfinite(score) else f"it gave {score}, which is no finite number"

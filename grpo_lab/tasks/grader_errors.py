@@ -47,13 +47,14 @@ def _rows(kinds: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[str, str, 
 def outcomes(grader: Grader, judged: Sequence[Pair]) -> list[float]:
     """The outcome of each pair: 1, 0, or NaN where the grader failed. Raises ValueError if it cannot grade them."""
     # The details are those of a family of reasoning-gym that compares answers as texts.
-    problems = [Problem(place, "", pair.gold, 1, details=_details(pair.gold)) for place, pair in enumerate(judged)]
+    problems = [Problem(place, "", pair.gold, 1, details=details_of(pair.gold)) for place, pair in enumerate(judged)]
     grader.check(problems)
     keys = [NoiseKey(0, "graders", 0, place, 0) for place in range(len(judged))]
     return grader.checked_grades(problems, [pair.response for pair in judged], [True] * len(judged), keys).outcomes
 
 
-def _details(gold: str) -> str:
+def details_of(gold: str) -> str:
+    """The details of a problem with this answer, for graders of reasoning-gym."""
     entry = {"question": "", "answer": gold, "metadata": {}}
     return json.dumps({"family": "gsm_symbolic", "settings": {}, "entry": entry})
 

@@ -30,6 +30,7 @@ MEMORY_BYTES = 2 << 30  # of address space per worker beyond what loading takes;
 START_SECONDS = 120.0  # for loading math-verify, on a machine that does much else
 WAITS = 4  # times its processor time an answer may take by the clock, on a machine that does much else
 SLACK_SECONDS = 2.0  # a worker ends by itself at its limits; the parent waits so much longer before it ends it
+LIMITS = "it took more than"  # how the reason begins where an answer broke a limit, or ended its worker
 LONGEST_TEXT = 20_000  # characters; of a longer text its end is read, where the answer is
 
 _SCRIPT = Path(__file__).with_name("grader_worker.py")
@@ -83,7 +84,7 @@ class GraderPool:
         self._workers, self._turn = [], threading.Lock()
 
     def _judge(self, answers: Sequence[Answer], seconds: float, number: int) -> list[tuple[float, str]]:
-        limits = f"it took more than {seconds:g} s of processor time or {MEMORY_BYTES >> 30} GiB of memory"
+        limits = f"{LIMITS} {seconds:g} s of processor time or {MEMORY_BYTES >> 30} GiB of memory"
         results = [(math.nan, limits)] * len(answers)
         waiting = deque(range(len(answers)))
         self._drop([worker for worker in self._workers if not worker.lives()])

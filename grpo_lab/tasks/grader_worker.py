@@ -247,7 +247,7 @@ def reply(judge: Callable[[str, str, bool], float | str | None], request: dict[s
     except RecursionError:
         verdict = None
     except MemoryError:
-        return {"right": None, "spent": True}
+        return {"right": None, "why": f"it took more than {_room >> 30} GiB of memory", "spent": True}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)

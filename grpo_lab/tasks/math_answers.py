@@ -142,6 +142,8 @@ class MathVerify(JudgedApart):
 class BoxedOnly(Reward):
     """1 if the response ended and its last `\\boxed{...}` has balanced braces and is not empty, right or wrong."""
 
+    compares: ClassVar[bool] = False
+
     @property
     def reads(self) -> frozenset[AnswerForm]:
         return frozenset({AnswerForm.box})

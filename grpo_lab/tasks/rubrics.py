@@ -167,6 +167,7 @@ class Rubric(Grader):
     """
 
     may_fail: ClassVar[bool] = True
+    compares: ClassVar[bool] = False
 
     judge: Endpoint
     prompt: str  # with {rubric} and {response}, and perhaps {question} and {answer}

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from grpo_lab.checks import require
 from grpo_lab.seeding import uniform
@@ -95,6 +96,8 @@ class Noisy(Strict):
 class Inverted(Strict):
     """1 for what Strict calls wrong: a control that should teach nothing that evaluation counts."""
 
+    compares: ClassVar[bool] = False
+
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         return 1.0 - super().__call__(problem, text, finished)
 
@@ -102,6 +105,8 @@ class Inverted(Strict):
 @dataclass(frozen=True)
 class FormatOnly(Reward):
     """1 if the response is not truncated and ends with a number after a `#`, whatever the number."""
+
+    compares: ClassVar[bool] = False
 
     @property
     def reads(self) -> frozenset[AnswerForm]:
@@ -117,6 +122,8 @@ class RandomReward(Reward):
 
     Differs from Noisy, which judges the same text alike each time, so that a policy can learn which texts pay.
     """
+
+    compares: ClassVar[bool] = False
 
     share: float  # of responses that are called right
 

