@@ -619,6 +619,12 @@ def _add_import(commands: argparse._SubParsersAction) -> None:
     external.set_defaults(run=import_external)
 
 
+def _add_instruments(commands: argparse._SubParsersAction) -> None:
+    from grpo_lab.instruments.doctor.command import add_doctor
+
+    add_doctor(commands)
+
+
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts = commands.add_parser("rollouts", help="training responses, token by token; two arms side by side")
     rollouts.add_argument("run_name", metavar="RUN", help="a run folder, or the name of a sweep")
@@ -684,6 +690,7 @@ _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
     "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync"),
+    "Instruments": ("doctor",),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
     "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
@@ -832,6 +839,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_power(commands)
     _add_evaluate(commands)
     _add_import(commands)
+    _add_instruments(commands)
     _add_completion(commands)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"
