@@ -31,6 +31,14 @@ GAIN, LOSS = 0.1, 0.1
 TRAINING, DOWNSTREAM = "eval/heldout_training/accuracy", "eval/downstream/accuracy"
 ASKED = (TRAINING, DOWNSTREAM, "eval/heldout/accuracy")
 
+_WORDS = {
+    "level": "{metric}",
+    "size": "{metric}",
+    "shortfall": "1 - {metric}",
+    "rise": "log({metric} / start)",
+    "fall": "log(start / {metric})",
+}
+
 
 def readings(table: pd.DataFrame) -> dict[str, float]:
     """`Signal.key` -> reading of one run, the highest of its evaluations for the one derived from them."""
@@ -146,3 +154,25 @@ def _rounded(value: float) -> float:
 def text_of(content: dict[str, Any]) -> str:
     """The file as it is kept."""
     return json.dumps(content, indent=1) + "\n"
+
+
+def rules_table(content: dict[str, Any]) -> str:
+    """The rules with their thresholds and rates, as Markdown for the page."""
+    lines = [
+        "| rule | a high value of | threshold | false alarms, healthy runs | found, harmed runs | ends lower by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rule in (rule for rule in RULES if rule.signals):
+        for signal in rule.signals:
+            counts = content["signals"][signal.key]
+            shares = [
+                f"{counts[number]} of {counts[n]} ({counts[number] / counts[n]:.1%})"
+                for number, n in (("false_alarms", "healthy"), ("found", "harmed"))
+            ]
+            points = f"{content['rules'][rule.name]['harm_points']:.1f} points" if signal is rule.signals[0] else ""
+            words = _WORDS[signal.transform].format(metric=f"`{signal.metric}`")
+            lines.append(
+                f"| {rule.title if signal is rule.signals[0] else ''} | {words} | {counts['threshold']:g} | "
+                f"{shares[0]} | {shares[1]} | {points} |"
+            )
+    return "\n".join(lines)

@@ -2,8 +2,8 @@
 
     python tests/instruments/make_doctor_logs.py [NAME ...]
 
-`RUNS` says the command of each. A log keeps the metrics that the doctor reads, with four digits. Those of `RECORDED` are
-runs of recorded experiments, from experiments/*/data: those of `superseded` set no threshold, and harmed runs never do.
+`RUNS` says the command of a run made here. `RECORDED` names runs in experiments/*/data: those of `superseded` set no
+threshold, and harmed runs never do. A log keeps the metrics that the doctor reads, with three digits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RECORDED = {
     "healthy_solved_prompts": ("superseded/solved_prompts", "", "history", 70),
     "healthy_staleness": ("superseded/staleness", "bypass", "lag_0", 81),
 }
-MOST_STEPS = 100  # logged of a run; of longer ones every second, third ... step, and all evaluations
+MOST_STEPS = 85  # logged of a run; of longer ones every second, third ... step, and all evaluations
 KEPT = {
     "reward/mean", "train/clip_fraction", "train/loss", "train/gradient_norm",
     *(signal.metric for rule in RULES for signal in rule.signals),
@@ -59,9 +59,12 @@ KEPT = {
 
 def kept(name: str) -> bool:
     """True for a metric that the doctor reads."""
-    return name in KEPT or (
-        name.startswith(("eval/downstream", "eval/heldout", "eval/sharpened"))
-        and name.endswith(("/accuracy", "/entropy"))
+    if name.startswith("eval/sharpened") or name == "eval/heldout_training/entropy":
+        return name.endswith(("/accuracy", "/entropy"))
+    return name in KEPT or name in (
+        "eval/downstream/accuracy",
+        "eval/heldout/accuracy",
+        "eval/heldout_training/accuracy",
     )
 
 
@@ -72,7 +75,7 @@ def write(name: str, steps: list[tuple[int, dict[str, float]]]) -> None:
         evaluated = any(metric.startswith("eval/") and value == value for metric, value in numbers.items())
         if place % every and not evaluated:
             continue
-        own = {metric: float(f"{value:.4g}") for metric, value in numbers.items() if kept(metric) and value == value}
+        own = {metric: float(f"{value:.3g}") for metric, value in numbers.items() if kept(metric) and value == value}
         lines.append(json.dumps({"step": step, **own}, separators=(",", ":")))
     (LOGS / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 

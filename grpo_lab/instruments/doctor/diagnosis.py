@@ -148,8 +148,11 @@ def _apply(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
                 least, worst = excess, (signal, metric, series, found, threshold)
     if worst is None:
         names = ", ".join(dict.fromkeys(one.metric for one in rule.signals))
-        lacking = "an evaluation of three or more steps that is a share, and reward/mean" if LOST in names else names
-        return None if seen else f"the log has no {lacking}, or fewer than {FEWEST} values"
+        if seen:
+            return None
+        if LOST in names:
+            return "it takes reward/mean and an accuracy at three or more steps"
+        return f"the log has no {names}, or fewer than {FEWEST} values"
     signal, metric, series, found, threshold = worst
     if signal.metric == LOST:
         at = _first(series, threshold)

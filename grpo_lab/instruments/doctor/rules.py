@@ -70,7 +70,7 @@ RULES = (
         "Whether groups are all right or all wrong, unless correctness is logged too.",
         ("group_filter=resample", "pass_rate=difficulty", "engine.temperature=1.0"),
         "num_generations larger, an easier or harder data mix; loss_type='dapo' alone does not resample",
-        "algorithm.filter_groups.enable=True, rollout.n larger, filter prompts by pass rate",
+        "algorithm.filter_groups.enable=True (the dapo recipe), rollout.n larger, prompts filtered by pass rate",
     ),
     Rule(
         "truncation",
@@ -79,7 +79,7 @@ RULES = (
         "Whether truncated responses would have been right; a reward of 0 for them teaches brevity.",
         ("engine.max_tokens=64", "truncation=mask_after", "reward_shaping=soft_overlong"),
         "max_completion_length larger, mask_truncated_completions=True",
-        "data.max_response_length larger, reward_model.overlong_buffer.enable=True",
+        "data.max_response_length larger, reward_model.overlong_buffer.enable=True with the reward manager dapo",
     ),
     Rule(
         "kl_blow_up",
@@ -105,7 +105,7 @@ RULES = (
         "probabilities, a lower bound of that of log-probs.",
         ("correction=tis_token", "schedule=sync", "sampler_precision=fp32"),
         "vllm_importance_sampling_correction=True, steps_per_generation smaller",
-        "algorithm.rollout_correction.rollout_is=token, rollout.dtype as the actor's, fewer stale steps",
+        "algorithm.rollout_correction.rollout_is=token, rollout.dtype as the actor's",
     ),
     Rule(
         "entropy_collapse",
@@ -171,4 +171,4 @@ def severity(rule: str) -> str:
     if rule in (CLIP_NO_OP, SHARPENING):
         return "note"
     harm = thresholds()["rules"][rule]["harm_points"]
-    return "error" if harm is not None and harm >= ERROR_POINTS else "warning"
+    return "error" if harm >= ERROR_POINTS else "warning" if harm > 0 else "note"
