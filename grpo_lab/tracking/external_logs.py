@@ -148,7 +148,7 @@ def read_log(place: Path) -> tuple[Path, str, ExternalLog]:
 def _rows(place: Path) -> tuple[Path, str, list[Row]]:
     if place.is_dir():
         if (place / "metrics.jsonl").exists() and (place / "run.json").exists():
-            rows = [(record.step, record.metrics) for record in read_steps(place)]
+            rows: list[Row] = [(record.step, record.metrics) for record in read_steps(place)]
             return place / "metrics.jsonl", "grpo_lab run folder", rows
         if any(place.glob("events.out.tfevents.*")):
             return place, "TensorBoard events", _events(place)

@@ -50,7 +50,7 @@ RECORDED = {
     "healthy_solved_prompts": ("superseded/solved_prompts", "", "history", 70),
     "healthy_staleness": ("superseded/staleness", "bypass", "lag_0", 81),
 }
-MOST_STEPS = 85  # logged of a run; of longer ones every second, third ... step, and all evaluations
+MOST_BYTES = 29_000  # of a log; of a longer run every second, third ... step and all evaluations
 KEPT = {
     "reward/mean", "train/clip_fraction", "train/loss", "train/gradient_norm",
     *(signal.metric for rule in RULES for signal in rule.signals),
@@ -70,14 +70,23 @@ def kept(name: str) -> bool:
 
 def write(name: str, steps: list[tuple[int, dict[str, float]]]) -> None:
     """Write the numbers of a run as JSONL."""
-    lines, every = [], -(-len(steps) // MOST_STEPS)
+    for every in range(1, len(steps)):
+        text = text_of(steps, every)
+        if len(text) < MOST_BYTES:
+            (LOGS / f"{name}.jsonl").write_text(text)
+            return
+
+
+def text_of(steps: list[tuple[int, dict[str, float]]], every: int) -> str:
+    """The lines of every n-th step and of all evaluations."""
+    lines = []
     for place, (step, numbers) in enumerate(steps):
         evaluated = any(metric.startswith("eval/") and value == value for metric, value in numbers.items())
         if place % every and not evaluated:
             continue
         own = {metric: float(f"{value:.3g}") for metric, value in numbers.items() if kept(metric) and value == value}
         lines.append(json.dumps({"step": step, **own}, separators=(",", ":")))
-    (LOGS / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def main(names: list[str]) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from doctor_thresholds.derive import state_of, threshold, thresholds_of
+from doctor_thresholds.derive import rules_table, state_of, threshold, thresholds_of
 
 from grpo_lab.cli import main
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.instruments.doctor.command import as_html, as_json, exit_code
+from grpo_lab.instruments.doctor.command import as_html, as_json, as_text, exit_code, together_text
 from grpo_lab.instruments.doctor.diagnosis import Diagnosis, diagnose, read_signal
 from grpo_lab.instruments.doctor.rules import CLIP_NO_OP, RULES, THRESHOLDS, thresholds
 from grpo_lab.instruments.doctor.signals import Onset, lost_accuracy, onset, reading
@@ -215,3 +215,12 @@ def test_every_rule_of_a_reading_has_a_number_in_its_words() -> None:
         for signal in rule.signals:
             assert "{" in signal.words and thresholds()["signals"][signal.key]["threshold"] > 0
     assert reading(pd.Series([1.0, 2.0])) is None
+
+
+def test_the_page_has_the_rates_and_the_example_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(LOGS.parents[2])
+    page = Path("analysis/doctor.md").read_text()
+    assert rules_table(dict(thresholds())) in page
+    assert together_text()[1:] in page
+    example = LOGS.relative_to(Path.cwd()) / "reward_up_evaluation_down.jsonl"
+    assert as_text(diagnose(example)) in page

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -119,7 +120,7 @@ def series_of(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Ser
 def read_signal(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, Reading]]:
     """Metric, series and reading of a signal, for every series that has enough values."""
     for metric, series, smooth in series_of(signal, table):
-        found = reading(series) if smooth else Reading(float(series.max()), int(series.idxmax()), series)
+        found = reading(series) if smooth else Reading(float(series.max()), _step(series.idxmax()), series)
         if found is not None:
             yield metric, series, found
 
@@ -156,8 +157,8 @@ def _apply(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
     signal, metric, series, found, threshold = worst
     if signal.metric == LOST:
         at = _first(series, threshold)
-        asked = table[metric].dropna().index
-        since = Onset(at, int(asked[max(0, asked.get_loc(at) - 2)]), at)
+        asked = [_step(step) for step in table[metric].dropna().index]
+        since = Onset(at, asked[max(0, asked.index(at) - 2)], at)
     else:
         since = onset(series, threshold)
     described = signal.words.format(value=found.value, of_start=_of_start(signal, found.value))
@@ -165,6 +166,10 @@ def _apply(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
     name = f" ({metric})" if signal.metric == LOST else ""
     text = f"{described}{name} at step {found.step}; the threshold from healthy recorded runs: {limit}."
     return Finding(rule, severity(rule.name), text + _more(rule, table, found), since, found.value, threshold, series)
+
+
+def _step(label: Any) -> int:
+    return int(label)
 
 
 def _first(series: pd.Series, threshold: float) -> int:

@@ -57,8 +57,8 @@ def reading(series: pd.Series) -> Reading | None:
     smooth = smoothed(series)
     if smooth.empty:
         return None
-    step = int(smooth.idxmax())
-    return Reading(float(smooth[step]), step, smooth)
+    place = int(np.argmax(smooth.to_numpy()))
+    return Reading(float(smooth.iloc[place]), int(smooth.index.to_numpy()[place]), smooth)
 
 
 def _relative(sign: int) -> Callable[[pd.Series], pd.Series]:
@@ -69,7 +69,7 @@ def _relative(sign: int) -> Callable[[pd.Series], pd.Series]:
         start = finite.iloc[: window(len(finite))].median()
         if len(finite) < FEWEST or not start > _TINY:
             return finite.iloc[:0]
-        return sign * np.log(finite.clip(lower=_TINY) / start)
+        return pd.Series(sign * np.log(finite.clip(lower=_TINY).to_numpy() / start), index=finite.index)
 
     return change
 
