@@ -6,5 +6,6 @@
     diagnosis.py    the rules applied to a log
     command.py      `grpo-lab doctor`: text, JSON, HTML (page.html)
 
-A threshold is the 99% quantile of healthy recorded runs. Nothing here imports torch.
+A threshold is the highest, over recorded experiments, of the 95% quantile of their healthy runs. No module here imports
+torch.
 """
