@@ -626,6 +626,12 @@ def _add_import(commands: argparse._SubParsersAction) -> None:
     external.set_defaults(run=import_external)
 
 
+def _add_instruments(commands: argparse._SubParsersAction) -> None:
+    from grpo_lab.instruments.doctor.command import add_doctor
+
+    add_doctor(commands)
+
+
 def _add_rollouts(commands: argparse._SubParsersAction) -> None:
     rollouts = commands.add_parser("rollouts", help="training responses, token by token; two arms side by side")
     rollouts.add_argument("run_name", metavar="RUN", help="a run folder, or the name of a sweep")
@@ -730,8 +736,8 @@ _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
     "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync", "claims"),
+    "Instruments": ("doctor", "audit-reward"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
-    "Check": ("audit-reward",),
     "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
 }
@@ -881,6 +887,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_import(commands)
     _add_audit(commands)
     _add_claims(commands)
+    _add_instruments(commands)
     _add_completion(commands)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"

@@ -107,7 +107,7 @@ def read_trl(place: Path, chosen: Chosen) -> tuple[Path, ExternalLog]:
     With `logging_steps` above 1 a value is the mean over as many steps. A step is one of the optimiser, as TRL counts
     it. Raises ValueError.
     """
-    path = _newest(place, "trainer_state.json", lambda found: read_json(found, AFRESH).get("global_step", 0))
+    path = newest(place, "trainer_state.json", lambda found: read_json(found, AFRESH).get("global_step", 0))
     history = read_json(path, "restore it from a copy").get("log_history")
     if not isinstance(history, list) or not any("reward" in entry for entry in history):
         raise ValueError(f"{path} has no log of a GRPO run: TRL logs `reward` where logging_steps is on")
@@ -147,7 +147,7 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ExternalLog]:
     An evaluation counts at the step whose weights it asked, its `policy_version`. Errored responses are left out of
     accuracy, as answers that our graders fail on are. Raises ValueError.
     """
-    path = _newest(place, "metrics.jsonl", lambda found: found.stat().st_mtime)
+    path = newest(place, "metrics.jsonl", lambda found: found.stat().st_mtime)
     lines = path.read_bytes().splitlines()
     rows = [_row(line, f"{path} line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
     names = {key for row in rows for key in row}
@@ -203,7 +203,7 @@ def _row(line: bytes, place: str) -> dict[str, Any]:
     return row
 
 
-def _newest(place: Path, name: str, age: Callable[[Path], float]) -> Path:
+def newest(place: Path, name: str, age: Callable[[Path], float]) -> Path:
     """The file of this name at a place or below it, the last by `age`."""
     found = [place] if place.is_file() else sorted(place.rglob(name))
     if not found:

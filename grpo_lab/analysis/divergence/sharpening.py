@@ -77,11 +77,17 @@ def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: i
     entropy, accuracy = (finals.of(*cell, metric).get(seed, math.nan) for metric in (ENTROPY, HELDOUT))
     if math.isnan(entropy) or math.isnan(accuracy):
         return "the run has no evaluation at the common budget"
+    return gains_of_curve(curve, float(start[HELDOUT]), entropy, accuracy)
+
+
+def gains_of_curve(
+    curve: Mapping[float, float], before: float, entropy: float, accuracy: float
+) -> tuple[float, float] | str:
+    """R(H_T) - R_0 and R_T - R_0 from R(H) as entropy -> accuracy, R_0, H_T and R_T; or why H_T is not on the curve."""
     if not min(curve) <= entropy <= max(curve):
         side = "above" if entropy > max(curve) else "below"
         return f"the entropy ends {side} that of the initial policy at every temperature that was tried"
     at = sorted(curve)
-    before = float(start[HELDOUT])
     return float(np.interp(entropy, at, [curve[one] for one in at])) - before, accuracy - before
 
 

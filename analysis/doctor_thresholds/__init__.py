@@ -1,0 +1,1 @@
+"""The thresholds of `grpo-lab doctor`, from the recorded runs of experiments/*/data."""
