@@ -124,7 +124,7 @@ site: $(SITE_STAMP) ## build the documentation as a site with search, build/site
 
 # worksteal: a core that has nothing left takes half of what another still has, so all end together and files need no
 # order; tests of one file stay together but for what is stolen. Those of vLLM share a session that is dear to open.
-test: $(STAMP) ## run the tests that every change must pass (8 to 12 minutes on 2 cores)
+test: $(STAMP) ## run the tests that every change must pass (about 8 minutes on 2 cores)
 	@$(PYTEST) --dist worksteal -m "not extended and not vllm"
 
 test-all: $(NOTEBOOK_STAMP) $(SITE_STAMP) ## run the rest, which takes longer: every recipe learns, composed pairs, faults of sweeps, statistics

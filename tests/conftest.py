@@ -14,19 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import quick_compose
-import torch
-from helpers import shapes_unchecked
 
-from grpo_lab.config.hydra_setup import bootstrap, compose_config
-from grpo_lab.config.run_config import RunConfig, to_run
+if TYPE_CHECKING:
+    from grpo_lab.config.run_config import RunConfig
 
 pytest.register_assert_rewrite("sampler_contract", "short_runs")
-bootstrap()
-quick_compose.enter()
-torch.set_num_threads(1)
 CHECKED = 2  # cases of a test in which shapes are checked; further ones repeat their calls in half the time
 _cases: Counter[str] = Counter()
 
@@ -34,6 +29,19 @@ _cases: Counter[str] = Counter()
 def pytest_configure(config: pytest.Config) -> None:
     """The mark `needs` is read by the module that hides what is not declared."""
     config.pluginmanager.register(bare_machine)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Load what tests use, but in the process that only hands them out to others."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        import quick_compose
+        import torch
+
+        from grpo_lab.config.hydra_setup import bootstrap
+
+        bootstrap()
+        quick_compose.enter()
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Shapes are checked in the first cases of each test."""
+    from helpers import shapes_unchecked
+
     test = item.nodeid.partition("[")[0]
     _cases[test] += 1
     with shapes_unchecked() if _cases[test] > CHECKED else nullcontext():
@@ -63,6 +73,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture
 def make_run() -> Callable[..., RunConfig]:
     """make_run("scale=none", ...) -> the RunConfig of these overrides, in the tiny world, without MLflow."""
+    from grpo_lab.config.hydra_setup import compose_config
+    from grpo_lab.config.run_config import to_run
 
     def make(*overrides: str) -> RunConfig:
         return to_run(compose_config(["world=tiny", "tracking=none", *overrides]))
@@ -73,4 +85,7 @@ def make_run() -> Callable[..., RunConfig]:
 @pytest.fixture(scope="session")
 def tiny_base() -> Path:
     """The folder of the tiny world's base model; built once and cached."""
+    from grpo_lab.config.hydra_setup import compose_config
+    from grpo_lab.config.run_config import to_run
+
     return to_run(compose_config(["world=tiny", "tracking=none"])).model.resolve()

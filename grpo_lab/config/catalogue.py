@@ -13,7 +13,7 @@ import yaml
 
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.run_config import AXES, ROOMS, slot_types
-from grpo_lab.config.user_files import user_folders
+from grpo_lab.config.user_files import LOADER, user_folders
 
 # Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.
 _SHOWN = ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin")
@@ -56,7 +56,7 @@ WRONG = "reward.wrong"  # what a wrong answer earns, which a recipe may set what
 @cache
 def plain_options() -> dict[str, str]:
     """Slot -> its default option, as in config.yaml."""
-    defaults = yaml.safe_load((conf_folder() / "config.yaml").read_text())["defaults"]
+    defaults = yaml.load((conf_folder() / "config.yaml").read_text(), LOADER)["defaults"]
     return {
         slot: option
         for entry in defaults
@@ -161,7 +161,7 @@ def recipe_overrides() -> dict[str, dict[str, str]]:
     """
     found = {}
     for path in sorted((conf_folder() / "recipe").glob("*.yaml"), key=lambda path: (path.stem != "plain", path.stem)):
-        written = yaml.safe_load(path.read_text())
+        written = yaml.load(path.read_text(), LOADER)
         found[path.stem] = {
             key.removeprefix("override /"): option for entry in written["defaults"] for key, option in entry.items()
         }

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from grpo_lab.config.catalogue import WRONG, option_text, plain_options, recipe_gaps, recipe_overrides
 from grpo_lab.config.rules import broken_rules
 from grpo_lab.config.run_config import AXES, RunConfig
+from grpo_lab.config.user_files import LOADER
 from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.curriculum import Curriculum
 from grpo_lab.tricks.group_filter import GroupFilter
@@ -181,7 +182,7 @@ def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
 def _written(slot: str, option: str) -> dict[str, Any]:
     """The fields in an option's file, and in those that it builds on."""
     text = option_text(slot, option)
-    fields: dict[str, Any] = yaml.safe_load(text) if text else {}
+    fields: dict[str, Any] = yaml.load(text, LOADER) if text else {}
     below: dict[str, Any] = {}
     for entry in fields.get("defaults", []):
         if isinstance(entry, str) and entry != "_self_" and "/" not in entry:

@@ -196,6 +196,8 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 TEXTS = {"a score of 5,000 digits", "a deeply nested answer", "a fence that never ends", "a content that is null"}
 
 
+# Each waits up to a second, and all but the texts end in the same refusal.
+@pytest.mark.few(12)
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_a_bad_answer_is_counted_while_others_are_good_and_refused_when_there_is_no_other(
     server: JudgeServer, behaviour: str, caplog: pytest.LogCaptureFixture
@@ -218,6 +220,7 @@ def test_a_bad_answer_is_counted_while_others_are_good_and_refused_when_there_is
     assert time.monotonic() - began < 20, "two requests of a second each, on a machine that does much else"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS.keys() - TEXTS))
 def test_a_server_that_lists_no_models_as_the_protocol_says_is_refused_with_a_remedy(
     server: JudgeServer, behaviour: str

@@ -244,7 +244,8 @@ def memory_of(folder: Path, step: int) -> dict:
     return saved["memories"]["baseline"]
 
 
-@pytest.mark.parametrize("baseline", ["ema", "value_tracker"])
+# Both keep their numbers in the same part of a checkpoint.
+@pytest.mark.parametrize("baseline", [pytest.param("ema", marks=pytest.mark.extended), "value_tracker"])
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path, tiny_base: Path, baseline: str) -> None:
     """The folder as a kill after step 5 leaves it: the log is ahead of the last checkpoint, that of step 2."""
     overrides = [*SIX_STEPS.split(), f"baseline={baseline}"]

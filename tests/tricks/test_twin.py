@@ -114,6 +114,7 @@ def test_a_surrogates_own_factors_give_its_own_gradient(surrogate, seed: int) ->
     assert_close(first, second, 1e-9, "gradient")
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize("importance", [make_run().importance, *IMPORTANCES], ids=label)
 @pytest.mark.parametrize("surrogate", MASKING, ids=label)
 @few
@@ -293,14 +294,23 @@ MASKS = [
 ]  # fmt: skip
 
 
-def test_a_run_with_a_twin_selects_as_much_in_its_first_step(tmp_path: Path, tiny_base: Path) -> None:
+@pytest.fixture(scope="module")
+def first_step(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The metrics of the first step of the run without a twin."""
+    folder = tmp_path_factory.mktemp("plain")
+    return metrics_of(run_in_process(folder, *SMALL, *MASKS))[1]["metrics"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("axis", ["truncation", "group_filter", "rejection", "entropy"])
+def test_a_run_with_a_twin_selects_as_much_in_its_first_step(
+    axis: str, tmp_path: Path, tiny_base: Path, first_step: dict[str, float]
+) -> None:
     """The first step begins from the same weights, so the twin of an axis acts on as much, and on other tokens."""
-    plain = metrics_of(run_in_process(tmp_path / "plain", *SMALL, *MASKS))[1]["metrics"]
-    for axis in ("truncation", "group_filter", "rejection", "entropy"):
-        twin = metrics_of(run_in_process(tmp_path / axis, *SMALL, *MASKS, "twin=random", f"twin.of=[{axis}]"))
-        name, found = f"active_fraction/{axis}", twin[1]["metrics"]
-        assert found[name] == plain[name] > 0, axis
-        assert found["train/gradient_norm"] != plain["train/gradient_norm"], axis
+    run = run_in_process(tmp_path, *SMALL, *MASKS, "twin=random", f"twin.of=[{axis}]")
+    name, found = f"active_fraction/{axis}", metrics_of(run)[1]["metrics"]
+    assert found[name] == first_step[name] > 0
+    assert found["train/gradient_norm"] != first_step["train/gradient_norm"]
 
 
 @pytest.mark.parametrize(
