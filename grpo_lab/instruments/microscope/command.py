@@ -261,10 +261,10 @@ def _exact(
     assert policy is not None and record is not None and request.exact is not None, "of a run"
     if request.prompts < 1 or request.samples < 32:
         raise ValueError("--exact: at least --prompts 1 and --samples 32, of which 16 blocks give standard errors")
-    limit = request.exact or longest_possible(vocabulary_of(policy))
+    limit = request.exact or min(longest_possible(vocabulary_of(policy)), record.run.engine.max_tokens)
     asked = record.run.task.problems("train")
     problems = {one.id: one for one in asked} if record.run.task.at_hand else {}
-    places = _shortest(step, limit)[: request.prompts]
+    places = _most_short(step, limit)[: request.prompts]
     graded: list[Problem] = [problems.get(one.id, one) for one in (step.rollouts.problems[place] for place in places)]
     for name, run in sets.items():
         if run.entropy.needs_gradient and not run.entropy.imitates:
@@ -301,11 +301,11 @@ def _exact(
     return found, described
 
 
-def _shortest(step: StoredStep, limit: int) -> list[int]:
-    """Positions of the prompts, those first of which most stored responses ended within `limit` tokens."""
+def _most_short(step: StoredStep, limit: int) -> list[int]:
+    """Positions of the prompts, those first with the most rewarded stored responses of at most `limit` tokens."""
     size = step.rollouts.group_size
-    ended = (step.rollouts.finished & (step.rollouts.lengths <= limit)).reshape(-1, size).sum(dim=1)
-    return (-ended).argsort(stable=True).tolist()
+    short = (step.rollouts.finished & (step.rollouts.lengths <= limit)).reshape(-1, size)
+    return (-(short * step.graded.reward).sum(dim=1)).argsort(stable=True).tolist()
 
 
 def _table(measured: Sequence[Measured], found: Mapping[str, Any]) -> list[str]:
@@ -340,12 +340,13 @@ def exact_lines(found: Mapping[str, Bias], described: Mapping[str, Any]) -> list
             name, f"{one.scale.value:.4g} +- {one.scale.error:.1g}", shown,
             f"{one.variance.value:.3g} +- {one.variance.error:.1g}",
         ])  # fmt: skip
-    prompts = ", ".join(described["prompts"])
+    prompts, undrawn = ", ".join(described["prompts"]), next(iter(found.values())).undrawn
     return [
         f"exact policy gradient, responses of at most {described['limit']} tokens to {prompts}: "
         f"{described['responses']} responses each, expected reward {described['expected_reward']:.4f}, norm "
         f"{described['norm']:.4g}; {described['steps']} sampled steps, groups of {described['group_size']}",
         *aligned(rows),
+        f"sampled steps drew responses that make all but {undrawn:.2%} of the exact gradient's norm",
     ]
 
 

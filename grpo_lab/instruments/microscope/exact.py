@@ -17,7 +17,7 @@ from grpo_lab.instruments.microscope.exchange import StoredStep
 from grpo_lab.instruments.microscope.measure import Extras, Policy, token_gradient, weight_gradients
 from grpo_lab.rollout.grading import grade
 from grpo_lab.tasks.base import Grader
-from grpo_lab.types import Float, Graded, Int, NoiseKey, Problem, Rollouts, Tensor, to_groups
+from grpo_lab.types import Bool, Float, Graded, Int, NoiseKey, Problem, Rollouts, Tensor, to_groups
 
 MOST_PREFIXES = 20_000  # rows of a forward pass of the enumeration
 BLOCKS = 16  # of sampled steps, for the jackknife
@@ -112,15 +112,22 @@ def _looked_up(
     return torch.where(mask, found, 0.0)
 
 
-def exact_gradient(policy: Policy, every: Enumerated) -> Float[Tensor, " D"]:
-    """The gradient of J in the weights: the sum over responses of probability, reward and gradient of the log-prob."""
+def exact_gradient(policy: Policy, every: Enumerated, without: Bool[Tensor, "N"] | None = None) -> Float[Tensor, " D"]:
+    """The gradient of J in the weights: the sum over responses of probability, reward and gradient of the log-prob.
+
+    `without`: responses that are left out of the sum.
+    """
     weights = (every.logprobs.exp() * every.graded.reward).flatten()[:, None] / len(every.rollouts.problems)
+    if without is not None:
+        weights = torch.where(without[:, None], 0.0, weights)
     weights = torch.where(every.rollouts.sampled_mask, weights, 0.0).float()
     return weight_gradients(policy, every.rollouts, [(weights, torch.zeros_like(weights))])[0].double()
 
 
-def sampled_step(every: Enumerated, group_size: int, generator: torch.Generator) -> StoredStep:
-    """A step whose groups are drawn from the exact policy, which is also old policy and learner."""
+def sampled_step(
+    every: Enumerated, group_size: int, generator: torch.Generator
+) -> tuple[StoredStep, Int[Tensor, " rows"]]:
+    """A step whose groups are drawn from the exact policy, which is also old policy and learner; and the rows drawn."""
     size = every.rollouts.group_size
     places = torch.multinomial(every.logprobs.exp(), group_size, replacement=True, generator=generator)
     rows = (places + size * torch.arange(len(places))[:, None]).flatten()
@@ -138,7 +145,7 @@ def sampled_step(every: Enumerated, group_size: int, generator: torch.Generator)
         **{name: drawn(value) for name, value in vars(graded).items() if isinstance(value, torch.Tensor)},
     )
     logprobs = every.token_logprobs[rows]
-    return StoredStep(1, rollouts, graded, [], {"old": logprobs, "current": logprobs})
+    return StoredStep(1, rollouts, graded, [], {"old": logprobs, "current": logprobs}), rows
 
 
 @dataclass(frozen=True)
@@ -156,21 +163,29 @@ class Bias:
     `scale` is the mean estimate's component along the exact gradient, over its norm; a learning rate absorbs it. The
     others are relative to that component. `squared_bias` is the squared length of the rest of the mean estimate,
     without the part that is only noise, so it may be below 0; `variance` the trace of the covariance of one step.
+    `undrawn` is the length of the exact gradient's part from responses that no sampled step drew, which no standard
+    error sees, over its norm.
     """
 
     scale: Estimate
     squared_bias: Estimate
     variance: Estimate
+    undrawn: float
+
+    @property
+    def floor(self) -> float:
+        """A relative bias below this is explained by rounding, or by responses that were never drawn."""
+        return max(ROUNDING, self.undrawn)
 
     @property
     def significant(self) -> bool:
         """True if the direction of the mean estimate differs from the exact one by more than two standard errors."""
-        return self.squared_bias.value > max(2 * self.squared_bias.error, ROUNDING**2)
+        return self.squared_bias.value > max(2 * self.squared_bias.error, self.floor**2)
 
     @property
     def bound(self) -> float:
         """The relative bias two standard errors above what was found."""
-        return max((max(self.squared_bias.value, 0.0) + 2 * self.squared_bias.error) ** 0.5, ROUNDING)
+        return max((max(self.squared_bias.value, 0.0) + 2 * self.squared_bias.error) ** 0.5, self.floor)
 
 
 def biases(
@@ -187,10 +202,11 @@ def biases(
     each = steps // blocks
     means = torch.zeros(len(sets), blocks, len(exact), dtype=torch.float64)
     squares, along, along_squares = (torch.zeros(len(sets), blocks, dtype=torch.float64) for _ in range(3))
-    unit = exact / exact.norm()
+    unit, drawn = exact / exact.norm(), torch.zeros(every.rollouts.num_rows, dtype=torch.bool)
     for block in range(blocks):
         for _ in range(each):
-            step = sampled_step(every, group_size, generator)
+            step, rows = sampled_step(every, group_size, generator)
+            drawn[rows] = True
             tokens = [token_gradient(run, step, Extras()) for run in sets.values()]
             found = -weight_gradients(policy, step.rollouts, [(one.logprob, one.entropy) for one in tokens]).double()
             means[:, block] += found / each
@@ -199,14 +215,18 @@ def biases(
             along[:, block] += part / each
             along_squares[:, block] += part.square() / each
     size = float(exact.norm())
-    return {
-        name: _bias(means[index], squares[index], along[index], along_squares[index], each, size)
-        for index, name in enumerate(sets)
-    }  # fmt: skip
+    undrawn = float(exact_gradient(policy, every, drawn).norm()) / size
+    found = {}
+    for index, name in enumerate(sets):
+        scale, rest, variance = _estimates(means[index], squares[index], along[index], along_squares[index], each, size)
+        found[name] = Bias(scale, rest, variance, undrawn)
+    return found
 
 
-def _bias(means: Tensor, squares: Tensor, along: Tensor, along_squares: Tensor, each: int, size: float) -> Bias:
-    """The statistics of one set from its blocks, and their jackknife standard errors over blocks."""
+def _estimates(
+    means: Tensor, squares: Tensor, along: Tensor, along_squares: Tensor, each: int, size: float
+) -> list[Estimate]:
+    """Scale, squared bias and variance of one set from its blocks, with jackknife standard errors over blocks."""
     blocks = len(means)
 
     def numbers(kept: Tensor) -> Tensor:
@@ -221,4 +241,4 @@ def _bias(means: Tensor, squares: Tensor, along: Tensor, along_squares: Tensor, 
     whole = torch.ones(blocks, dtype=torch.bool)
     left = torch.stack([numbers(torch.arange(blocks) != block) for block in range(blocks)])
     errors = ((left - left.mean(dim=0)).square().sum(dim=0) * (blocks - 1) / blocks).sqrt()
-    return Bias(*(Estimate(float(value), float(error)) for value, error in zip(numbers(whole), errors)))
+    return [Estimate(float(value), float(error)) for value, error in zip(numbers(whole), errors)]

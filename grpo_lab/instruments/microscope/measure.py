@@ -25,7 +25,7 @@ from grpo_lab.policy.batching import StepInputs, make_minibatch, rollout_logprob
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.packing import microbatch_rows
 from grpo_lab.run.state import RunState
-from grpo_lab.tricks.baseline import Estimator
+from grpo_lab.tricks.baseline import State
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.tricks.selects import Selects
 from grpo_lab.types import Bool, Float, Int, Microbatching, Rollouts, Tensor
@@ -128,12 +128,21 @@ class TokenGradient:
     advantages: Float[Tensor, "N T"]
 
 
+class _NoSampler:
+    """Stands for the sampler; options that ask it are refused before."""
+
+    def rewards(self, states: Sequence[State], samples: int, greedy: bool = False) -> Float[Tensor, "K samples"]:
+        raise ValueError("a stored step has no sampler, which this baseline asks: choose another baseline")
+
+    def step_ends(self) -> Bool[Tensor, "N T"]:
+        raise ValueError("a stored step has no sampler, which this baseline asks: choose another baseline")
+
+
 def step_inputs(run: RunConfig, step: StoredStep, extras: Extras) -> tuple[StepInputs, StoredState]:
     """Stages 7 to 9 of the loop on a stored step."""
     state = StoredState(step, run, extras)
     before = compute_logprobs(run.logprob_tricks, state, step.graded, step.rollouts)
-    none = cast(Estimator, None)  # no baseline that generates comes here
-    advantages = estimate_advantages(run.baseline, run.scale, state, before, step.rollouts, none)
+    advantages = estimate_advantages(run.baseline, run.scale, state, before, step.rollouts, _NoSampler())
     rewarded = credited(run.credit_tricks, step.rollouts, before, advantages, state.account.steps)
     return make_inputs(run.teacher, step.rollouts, before, rewarded, state.entropy_coef), state
 
