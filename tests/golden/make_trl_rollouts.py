@@ -52,6 +52,10 @@ class Recorded(GRPOTrainer):
         return loss
 
 
+def listed(values: torch.Tensor) -> list[float]:
+    return values.detach().double().tolist()
+
+
 def main() -> None:
     model, target = sys.argv[1], Path(sys.argv[2])
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -79,17 +83,15 @@ def main() -> None:
         ids, prompt = held["completion_ids"][row][mask].tolist(), held["prompt_ids"][row][asked].tolist()
         question = tokenizer.decode(prompt)
         text = tokenizer.decode(ids, skip_special_tokens=True)
-
-        def kept(values: torch.Tensor) -> list[float]:
-            return values[row][mask].detach().double().tolist()
-
+        place = (row, mask)
+        sampled = listed(held["old_per_token_logps"][place])
         lines.append({
             "step": STEP + 1, "problem_id": question, "question": question, "answer": answers[question],
             "prompt_ids": prompt, "token_ids": ids, "tokens": [tokenizer.decode([one]) for one in ids],
             "reward": right([text], [answers[question]])[0], "truncated": ids[-1] != tokenizer.eos_token_id,
-            "token_logprob": kept(held["old_per_token_logps"]), "token_old_logprob": kept(held["old_per_token_logps"]),
-            "token_current_logprob": kept(trainer.read), "trl_advantage": float(held["advantages"][row]),
-            "trl_gradient": kept(trainer.gradient),
+            "token_logprob": sampled, "token_old_logprob": sampled,
+            "token_current_logprob": listed(trainer.read[place]), "trl_advantage": float(held["advantages"][row]),
+            "trl_gradient": listed(trainer.gradient[place]),
         })  # fmt: skip
     target.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -105,6 +105,12 @@ def test_what_a_run_stores_is_the_format(plain: Path, tmp_path: Path) -> None:
     assert np.abs(moved - 1).max() > 0.02, "one step later the policy has moved"
 
 
+def test_the_page_documents_every_column() -> None:
+    page = (Path(__file__).parents[2] / "analysis/microscope.md").read_text()
+    for name, (dtype, default, meaning) in COLUMNS.items():
+        assert f"| `{name}` | {dtype} | {default or 'needed'} | {meaning} |" in page
+
+
 def test_the_gradient_of_the_weights_is_that_of_the_log_probs_times_their_slopes() -> None:
     """Against finite differences of the weighted log-probs and entropies in float64, in single weights."""
     policy, rollouts = small_policy(), small_rollouts()
@@ -130,7 +136,8 @@ def small_policy() -> Policy:
 
 def small_rollouts() -> Rollouts:
     step = to_step(pd.DataFrame({
-        "problem_id": [0, 0, 1, 1], "prompt_ids": [[1, 2]] * 2 + [[3]] * 2, "token_ids": [[1, 0], [2, 3, 0], [4], [1, 1, 1]],
+        "problem_id": [0, 0, 1, 1], "prompt_ids": [[1, 2]] * 2 + [[3]] * 2,
+        "token_ids": [[1, 0], [2, 3, 0], [4], [1, 1, 1]],
         "token_logprob": [[-1.0] * 2, [-1.0] * 3, [-1.0], [-1.0] * 3], "reward": [1.0, 0, 0, 1],
     }), "here")  # fmt: skip
     return replace(step.rollouts, sampler_logprobs=step.rollouts.sampler_logprobs.double())

@@ -33,13 +33,18 @@ def page(found: Mapping[str, Any], measured: Sequence[Measured], step: StoredSte
 
 def _sets(measured: Sequence[Measured]) -> HtmlTable:
     kinds = ("affected", "removed", "reversed", "added", "clipped")
-    head = ["options", "gradient norm", *(f"cosine to {one.name}" for one in measured), *kinds]
+    head = ["options", "gradient norm", *kinds, *(f"cosine to {_wrapped(one.name)}" for one in measured)]
     rows = [
-        [one.name, f"{one.norm:.4g}", *(_cosine(one.cosines[other.name]) for other in measured),
-         *(f"{one.shares[kind]:.1%}" for kind in kinds)]
+        [_wrapped(one.name), f"{one.norm:.4g}", *(f"{one.shares[kind]:.1%}" for kind in kinds),
+         *(_cosine(one.cosines[other.name]) for other in measured)]
         for one in measured
     ]  # fmt: skip
     return HtmlTable("Gradients, and shares of tokens", head, rows)
+
+
+def _wrapped(name: str) -> str:
+    """The options with a blank after each comma, where a line may break."""
+    return name.replace(",", ", ")
 
 
 def _cosine(value: float) -> str:
@@ -55,8 +60,10 @@ def _changed(plain: Measured, other: Measured, step: StoredStep) -> HtmlTable:
             f"{_word(step, row, column)!r}", f"{problem.question or problem.id}, response {row % size}", column + 1,
             *(f"{one.weights[row, column]:+.3g}" for one in (plain, other)),
         ])  # fmt: skip
-    caption = f"Tokens that {other.name} moves most, each weight beside the largest of its options"
-    return HtmlTable(caption, ["token", "response", "position", f"weight, {plain.name}", f"weight, {other.name}"], rows)
+    caption = f"Tokens that {_wrapped(other.name)} moves most, each weight beside the largest of its options"
+    return HtmlTable(
+        caption, ["token", "response", "position", f"weight, {plain.name}", f"weight, {_wrapped(other.name)}"], rows
+    )
 
 
 def _word(step: StoredStep, row: int, column: int) -> str:
@@ -87,7 +94,11 @@ def _response(
     return {
         "title": f"response {number}: {judged}, reward {reward:.3g}, {length} tokens",
         "lines": [
-            {"name": one.name, "pieces": _pieces(one, scale, step, row), "sum": f"{float(one.weights[row].sum()):+.3g}"}
+            {
+                "name": _wrapped(one.name),
+                "pieces": _pieces(one, scale, step, row),
+                "sum": f"{float(one.weights[row].sum()):+.3g}",
+            }
             for one, scale in zip(measured, scales)
         ],
     }
