@@ -587,10 +587,10 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
 
 def look_closely(arguments: argparse.Namespace) -> None:
     """Put a stored step through sets of options: gradients, affected tokens, bias and variance; print and write."""
-    from grpo_lab.instruments.microscope.command import Request, look
+    from grpo_lab.instruments.microscope.command import LookRequest, look
 
     seen = look(
-        Request(
+        LookRequest(
             arguments.source, arguments.step, arguments.sets, arguments.weights, arguments.temperature, arguments.exact,
             arguments.samples, arguments.prompts, arguments.write, arguments.to,
         ),

@@ -17,7 +17,7 @@ from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.analysis.report.reader import read_rollouts
 from grpo_lab.cli import main
-from grpo_lab.instruments.microscope.command import Request, look
+from grpo_lab.instruments.microscope.command import LookRequest, look
 from grpo_lab.instruments.microscope.exact import (
     Enumerated,
     all_responses,
@@ -39,7 +39,15 @@ RUN = (
     *SMALL, "budget.amount=3", "problems_per_step=4", "group_size=8", "rollouts_every=1", "checkpoint_every=1",
     "keep_checkpoints=9", "updates=two_passes",
 )  # fmt: skip
-TRICKS = ("recipe=dapo", "updates=one", "group_filter=keep", "entropy=bonus", "kl=k1_reward", "baseline=optimal_token")
+TRICKS = (
+    "recipe=dapo",
+    "updates=one",
+    "group_filter=keep",
+    "entropy=bonus",
+    "kl=k1_reward",
+    "baseline=optimal_token",
+    "scale=none",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +57,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(source: Path, to: Path, *sets: str, **changed: object) -> dict:
     """The JSON of one look."""
-    request = Request(source, None, sets, None, 1.0, None, 64, 1, None, to)
+    request = LookRequest(source, None, sets, None, 1.0, None, 64, 1, None, to)
     seen = look(replace(request, **changed), lambda _: None)
     return json.loads(next(path for path in seen.files if path.suffix == ".json").read_text())
 

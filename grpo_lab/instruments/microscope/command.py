@@ -49,7 +49,7 @@ FOLDER = "microscope"  # in a run's folder; the report reads its JSON files
 
 
 @dataclass(frozen=True)
-class Request:
+class LookRequest:
     """The arguments of the command; `source` is a run's folder or a file of the exchange format."""
 
     source: Path
@@ -84,7 +84,7 @@ class Seen:
     files: list[Path]
 
 
-def look(request: Request, say: Callable[[str], object]) -> Seen:
+def look(request: LookRequest, say: Callable[[str], object]) -> Seen:
     """Read, measure, print and write. Raises ValueError with a remedy for input that does not fit."""
     loaded = _of_run(request) if request.source.is_dir() else _of_file(request)
     step, policy = loaded.step, loaded.policy
@@ -122,7 +122,7 @@ def look(request: Request, say: Callable[[str], object]) -> Seen:
     return Seen(lines, [*written, *paths])
 
 
-def _sets(request: Request, loaded: Loaded) -> tuple[dict[str, OptionSet], list[str]]:
+def _sets(request: LookRequest, loaded: Loaded) -> tuple[dict[str, OptionSet], list[str]]:
     """The plain options first, the run's own where it is a run, then those of --with; and notes."""
     step, record = loaded.step, loaded.record
     seed = 0 if record is None else record.run.seed
@@ -142,7 +142,7 @@ def _sets(request: Request, loaded: Loaded) -> tuple[dict[str, OptionSet], list[
     return {one.name: one for one in sets}, notes + [f"{one.name}: {note}" for one in sets for note in one.notes]
 
 
-def _of_file(request: Request) -> Loaded:
+def _of_file(request: LookRequest) -> Loaded:
     """A file of the exchange format, with a model if --weights names its folder."""
     if request.exact is not None:
         raise ValueError("--exact needs a run, whose grader judges every response: give a run's folder")
@@ -169,7 +169,7 @@ def _of_file(request: Request) -> Loaded:
     return Loaded(step, table, extras, policy, None, notes)
 
 
-def _of_run(request: Request) -> Loaded:
+def _of_run(request: LookRequest) -> Loaded:
     """A step that a run stored, with the weights of one of its checkpoints."""
     record = read_record(request.source)
     run, notes = record.run, []
@@ -254,7 +254,7 @@ def _scored(step: StoredStep, policy: Policy) -> StoredStep:
 
 
 def _exact(
-    request: Request, loaded: Loaded, sets: Mapping[str, Any], say: Callable[[str], object]
+    request: LookRequest, loaded: Loaded, sets: Mapping[str, Any], say: Callable[[str], object]
 ) -> tuple[dict[str, Bias], dict[str, Any]]:
     """The exact gradient of the first prompts, and every set's bias and variance."""
     policy, record, step = loaded.policy, loaded.record, loaded.step

@@ -149,7 +149,7 @@ def sampled_step(
 
 
 @dataclass(frozen=True)
-class Estimate:
+class WithError:
     """A number with its standard error from the sampled steps."""
 
     value: float
@@ -167,9 +167,9 @@ class Bias:
     error sees, over its norm.
     """
 
-    scale: Estimate
-    squared_bias: Estimate
-    variance: Estimate
+    scale: WithError
+    squared_bias: WithError
+    variance: WithError
     undrawn: float
 
     @property
@@ -225,7 +225,7 @@ def biases(
 
 def _estimates(
     means: Tensor, squares: Tensor, along: Tensor, along_squares: Tensor, each: int, size: float
-) -> list[Estimate]:
+) -> list[WithError]:
     """Scale, squared bias and variance of one set from its blocks, with jackknife standard errors over blocks."""
     blocks = len(means)
 
@@ -241,4 +241,4 @@ def _estimates(
     whole = torch.ones(blocks, dtype=torch.bool)
     left = torch.stack([numbers(torch.arange(blocks) != block) for block in range(blocks)])
     errors = ((left - left.mean(dim=0)).square().sum(dim=0) * (blocks - 1) / blocks).sqrt()
-    return [Estimate(float(value), float(error)) for value, error in zip(numbers(whole), errors)]
+    return [WithError(float(value), float(error)) for value, error in zip(numbers(whole), errors)]
