@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -26,11 +27,11 @@ from grpo_lab.instruments.microscope.exact import (
     exact_gradient,
     longest_possible,
 )
-from grpo_lab.instruments.microscope.exchange import COLUMNS, read_file, to_step, with_logprobs
+from grpo_lab.instruments.microscope.exchange import COLUMNS, StoredStep, read_file, to_step, with_logprobs
 from grpo_lab.instruments.microscope.measure import Extras, Policy, measure, token_gradient, weight_gradients
 from grpo_lab.instruments.microscope.option_sets import option_set, words_of
 from grpo_lab.tasks.base import Grader
-from grpo_lab.tasks.verifiers import Strict
+from grpo_lab.tasks.verifiers import Lenient, Strict
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Microbatching, Problem, Rollouts
 
@@ -213,23 +214,49 @@ def test_the_exact_gradient_is_the_slope_of_the_expected_reward() -> None:
 
 
 def test_reinforce_has_no_bias_and_division_by_length_and_deviation_has() -> None:
-    """Sums over responses without baseline, or one without the row itself: the exact gradient in expectation."""
+    """In expectation over all pairs of responses to one prompt, and within the errors of sampled steps."""
     policy = small_policy()
-    every = enumerated(policy, 3, strict())
+    every = enumerate_responses(policy, [Problem(7, "a", "2", 1)], [(1, 2)], STOPS, 2, Lenient(1.0, 0.0), texts_of, 0)
     texts = {
         "reinforce": "recipe=reinforce", "leave_one_out": "baseline=leave_one_out,scale=none,aggregation=sequence_sum",
-        "plain": "", "group_std": "aggregation=sequence_sum",
+        "plain": "scale=none", "group_std": "convention=trl,aggregation=sequence_sum",
     }  # fmt: skip
-    sets = {name: option_set(text, 4, 2, 0).run for name, text in texts.items()}
+    sets = {name: option_set(text, 2, 1, 0).run for name, text in texts.items()}
+    exact, number = exact_gradient(policy, every), every.rollouts.group_size
+    probability = every.logprobs.exp()[0]
+    sums = {name: torch.zeros(number, 2, dtype=torch.float64) for name in sets}
     with shapes_unchecked():
-        found = biases(sets, policy, every, exact_gradient(policy, every), 4, 320, 0)
+        for pair in itertools.combinations_with_replacement(range(number), 2):
+            step = chosen_rows(every, pair)
+            often = probability[pair[0]] * probability[pair[1]] * (1 if pair[0] == pair[1] else 2)
+            for name, run in sets.items():
+                for row, weights in zip(pair, -token_gradient(run, step, Extras()).logprob):
+                    sums[name][row] += often * weights
+        pairs = [(weights.float(), torch.zeros_like(weights).float()) for weights in sums.values()]
+        means = dict(zip(sets, weight_gradients(policy, every.rollouts, pairs).double()))
+        found = biases(sets, policy, every, exact, 2, 320, 0)
+    size = exact.norm()
+    scales = {name: float(mean @ exact / size**2) for name, mean in means.items()}
+    aside = {name: float((mean - scales[name] * exact).norm() / size / scales[name]) for name, mean in means.items()}
     for name in ("reinforce", "leave_one_out"):
-        assert not found[name].significant, name
-        assert abs(found[name].scale.value - 1) < 3.5 * found[name].scale.error, name
-    for name in ("plain", "group_std"):
-        assert found[name].significant or abs(found[name].scale.value - 1) > 4 * found[name].scale.error, name
-    assert found["plain"].significant, "a token of a long response weighs less"
-    assert found["leave_one_out"].undrawn < 0.5
+        assert scales[name] == pytest.approx(1, abs=1e-4) and aside[name] < 1e-4, name
+    # Of one right and one wrong response the advantages are +-.5 over a deviation of 1 / sqrt(2).
+    assert scales["group_std"] == pytest.approx(0.5**0.5, rel=1e-3) and aside["group_std"] < 1e-3
+    assert aside["plain"] > 0.02, "a token of a long response weighs less"
+    for name, one in found.items():
+        assert abs(one.scale.value - scales[name]) < 4 * one.scale.error, name
+        assert abs(one.squared_bias.value - aside[name] ** 2) < 4 * one.squared_bias.error, name
+
+
+def chosen_rows(every: Enumerated, rows: Sequence[int]) -> StoredStep:
+    """A step of one group of these responses."""
+    table = pd.DataFrame([
+        {"problem_id": 7, "prompt_ids": [1, 2], "token_ids": every.rollouts.tokens[row, :length].tolist(),
+         "token_logprob": every.token_logprobs[row, :length].tolist(), "reward": float(every.graded.reward[0, row])}
+        for row in rows for length in [int(every.rollouts.lengths[row])]
+    ])  # fmt: skip
+    step = to_step(table, "here")
+    return with_logprobs(step, old=step.rollouts.sampler_logprobs, current=step.rollouts.sampler_logprobs)
 
 
 # --- real rollouts of another framework ---------------------------------------------------------------------
@@ -269,7 +296,7 @@ def test_options_are_divided_at_commas_outside_brackets() -> None:
 def test_what_does_not_fit_is_refused_with_a_remedy(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     cases = {
         "group_filter does not act between": {"sets": ("group_filter=dapo",)},
-        "baseline=Gae reads a critic's values": {"sets": ("baseline=gae",)},
+        "baseline=Gae reads a critic's values": {"sets": ("baseline=gae,scale=none",)},
         "it has those after": {"step": 2, "weights": "9"},
         "choose 1 to 4 tokens": {"exact": 9},
         "has an entropy term": {"exact": 2, "sets": ("entropy=bonus",)},
