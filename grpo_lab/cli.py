@@ -592,6 +592,46 @@ def _add_power(commands: argparse._SubParsersAction) -> None:
     power.set_defaults(run=plan_power)
 
 
+def look_closely(arguments: argparse.Namespace) -> None:
+    """Put a stored step through sets of options: gradients, affected tokens, bias and variance; print and write."""
+    from grpo_lab.instruments.microscope.command import LookRequest, look
+
+    seen = look(
+        LookRequest(
+            arguments.source, arguments.step, arguments.sets, arguments.weights, arguments.temperature, arguments.exact,
+            arguments.samples, arguments.prompts, arguments.write, arguments.to,
+        ),
+        lambda line: say(line, flush=True),
+    )  # fmt: skip
+    say(*seen.lines, *seen.files, sep="\n")
+
+
+def _add_microscope(commands: argparse._SubParsersAction) -> None:
+    scope = commands.add_parser("microscope", help="one stored step through sets of options, token by token")
+    scope.add_argument("source", metavar="RUN", type=Path, help="a run's folder, or a .parquet or .jsonl of rollouts")
+    scope.add_argument("--step", type=int, metavar="K", help="the step whose rollouts (default: the last kept)")
+    scope.add_argument(
+        "--with", dest="sets", action="append", default=[], metavar="OPTIONS",
+        help="plain options but for these, such as surrogate=cispo,aggregation=token_mean; repeatable",
+    )  # fmt: skip
+    scope.add_argument(
+        "--weights",
+        metavar="STEP",
+        help="of a run: weights after this step (default: K - 1); of a file: a model folder",
+    )
+    scope.add_argument("--temperature", type=float, default=1.0, help="of a file's log-probs (default: 1)")
+    scope.add_argument(
+        "--exact", type=int, nargs="?", const=0, metavar="TOKENS",
+        help="bias and variance against the exact gradient, all responses up to this length (default: the longest "
+        "possible)",
+    )  # fmt: skip
+    scope.add_argument("--samples", type=int, default=512, help="steps sampled for it (default: 512)")
+    scope.add_argument("--prompts", type=int, default=1, help="prompts of such a step (default: 1)")
+    scope.add_argument("--write", type=Path, metavar="FILE", help="write the rollouts, .parquet or .jsonl")
+    scope.add_argument("--to", type=Path, metavar="FOLDER", help="of page and JSON (default: RUN/microscope)")
+    scope.set_defaults(run=look_closely)
+
+
 def _add_reproduce(commands: argparse._SubParsersAction) -> None:
     again = commands.add_parser("reproduce", help="a finished run again, from its own record, and what differs")
     again.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
@@ -736,7 +776,7 @@ _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
     "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync", "claims"),
-    "Instruments": ("doctor", "audit-reward"),
+    "Instruments": ("doctor", "microscope", "audit-reward"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
     "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
@@ -880,6 +920,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     data.set_defaults(run=export_data)
     _add_steering(commands)
     _add_rollouts(commands)
+    _add_microscope(commands)
     _add_reproduce(commands)
     _add_diff(commands)
     _add_power(commands)

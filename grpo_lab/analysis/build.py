@@ -27,6 +27,7 @@ from grpo_lab.analysis.figures.external import draw_external
 from grpo_lab.analysis.figures.registry import default_figures, draw_all
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.analysis.final_values import FinalValues, final_values
+from grpo_lab.analysis.report.microscope_text import microscope_text
 from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.reader_page import collect_responses
 from grpo_lab.analysis.scaling import fit_sweep, scaling_table
@@ -125,8 +126,10 @@ def build_report(
     finals = final_values(data)
     drawn, missing = draw_all(data, finals)
     divergence = divergence_table(data, finals, np.random.default_rng(SEED))
-    responses = collect_responses(data, None if "://" in source else Path(source))
-    further = {name: text for name, text in _further(data, finals, divergence).items() if text}
+    runs_dir = None if "://" in source else Path(source)
+    responses = collect_responses(data, runs_dir)
+    sections = _further(data, finals, divergence) | {"Microscope": microscope_text(data, runs_dir)}
+    further = {name: text for name, text in sections.items() if text}
     page = report_html(data, finals, drawn, missing, command, further, divergence, responses)
     path = (output or REPORTS) / f"{name}.html"
     atomic_write(path, page)

@@ -231,7 +231,9 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
     """One row per response: question, response, reward, advantage, and the values of its tokens.
 
     `token_clipped` are the tokens in the loss whose gradient the surrogate changed in any update of the step. With
-    per-token advantages, a response's advantage is their mean.
+    per-token advantages, a response's advantage is their mean. `kept_in_statistics` and `kept_in_loss` are the masks
+    before rejection. The log-probs of the learner before the updates and of the reference are there if the step
+    computed them.
     """
     graded, advantages = step.before.graded, step.advantages.scaled
     rollouts, pieces = step.batch.rollouts, token_texts(tokenizer, step.batch.rollouts)
@@ -246,7 +248,10 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
         "truncated": graded.truncated,
         "in_statistics": graded.in_statistics,
         "in_loss": graded.in_loss,
+        "kept_in_statistics": step.batch.filtered.in_statistics,
+        "kept_in_loss": step.batch.filtered.in_loss,
     } | {f"component_{name}": values for name, values in graded.components.items()}
+    policies = {"token_old_logprob": step.before.logprobs, "token_ref_logprob": step.before.ref_logprobs}
     return pd.DataFrame(
         {
             "problem_id": [problem.id for problem in asked],
@@ -256,6 +261,8 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
             "difficulty": [problem.difficulty for problem in asked],
             "text": list(step.batch.groups.texts),
             "tokens": list(map(list, pieces)),
+            "prompt_ids": [list(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)],
+            "token_ids": _ragged(rollouts.tokens, rollouts.lengths),
             "interrupted": rollouts.interrupted.numpy(),
             "stopped": rollouts.looped.numpy(),
             "wanted": [problem.target_length or 0 for problem in asked],
@@ -266,6 +273,7 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
             "token_logprob": _ragged(rollouts.sampler_logprobs, rollouts.lengths),
             "sampler_logprob": torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs, 0.0).sum(1).numpy(),
         }
+        | {name: _ragged(values, rollouts.lengths) for name, values in policies.items() if values is not None}
         | {name: values.flatten().numpy() for name, values in columns.items()}
     )
 

@@ -14,7 +14,7 @@ from grpo_lab.distributed import ranks, tensors
 from grpo_lab.distributed.device import on_cpu, on_device
 from grpo_lab.learner.loss import draw_twins, mark_tokens, policy_loss
 from grpo_lab.learner.mismatch import bound_metrics, check_last_sync, member_metrics
-from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, rollout_logprobs, tokens_in_loss
+from grpo_lab.policy.batching import StepInputs, expand, make_minibatch, tokens_in_loss
 from grpo_lab.policy.logprobs import forward_inputs, logprobs_of
 from grpo_lab.policy.optim import UpdateReport
 from grpo_lab.run.state import RunState
@@ -411,12 +411,7 @@ def _batch_logprobs(
 
     With `collision` the sums of squared probabilities in place of the entropies.
     """
-    prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
-    state.account.forwarded(state.model_flops, prompts, rollouts.lengths.tolist())
-    return rollout_logprobs(
-        model, rollouts, state.temperature, state.precision, state.microbatching, state.device, with_entropy,
-        collision,
-    )  # fmt: skip
+    return state.batch_logprobs(model, rollouts, with_entropy, collision)
 
 
 def _privileged_logprobs(

@@ -32,7 +32,7 @@ from grpo_lab.analysis.table_rows import aligned
 from grpo_lab.run.checkpoint import complete
 from grpo_lab.tracking.checksums import MANIFEST, read_json
 from grpo_lab.tracking.provenance import COMPUTING
-from grpo_lab.tracking.renames import ROLLOUT_COLUMNS
+from grpo_lab.tracking.renames import ADDED_COLUMNS, ROLLOUT_COLUMNS
 from grpo_lab.tracking.run_reader import has_ended, read_steps
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-3  # what rounding may make of a logged number
@@ -218,6 +218,8 @@ def _columns(kind: str, step: int, one: pd.DataFrame, other: pd.DataFrame) -> It
         return
     for name in one.columns.union(other.columns, sort=False):
         what = f"{kind} {name}"
+        if (name not in one or name not in other) and kind == "rollouts" and name in ADDED_COLUMNS:
+            continue
         if name not in one or name not in other:
             yield Difference(what, step, math.nan, False, "of only one")
             continue

@@ -27,6 +27,7 @@ from grpo_lab.engines.divided import divided
 from grpo_lab.fine_tuning import Start, check_sft, fine_tuned
 from grpo_lab.policy import packing
 from grpo_lab.policy.adapters import adapter_off, adapter_weights, add_adapter, load_adapter, whole_weights
+from grpo_lab.policy.batching import rollout_logprobs
 from grpo_lab.policy.critic import LiveCritic, open_critic
 from grpo_lab.policy.model_folder import check_tokens, context_length, fingerprint, fingerprint_of, stop_token_ids
 from grpo_lab.policy.models import load_model, recompute_layers
@@ -52,7 +53,7 @@ from grpo_lab.tricks.base import Trick
 from grpo_lab.tricks.group_filter import GroupFilter
 from grpo_lab.tricks.precision import Precision
 from grpo_lab.tricks.schedule import Schedule
-from grpo_lab.types import Microbatching, Problem
+from grpo_lab.types import Float, Microbatching, Problem, Rollouts, Tensor
 
 
 @dataclass
@@ -137,6 +138,17 @@ class RunState:
         """The policy before the first update: a model of its own, or the learner with its adapter off."""
         with nullcontext() if self.initial is not None else adapter_off(self.learner):
             yield self.initial or self.learner
+
+    def batch_logprobs(
+        self, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool, collision: bool = False
+    ) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
+        """`rollout_logprobs` of a model of the run in the learner's precision; the account counts the pass."""
+        prompts = [len(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)]
+        self.account.forwarded(self.model_flops, prompts, rollouts.lengths.tolist())
+        return rollout_logprobs(
+            model, rollouts, self.temperature, self.precision, self.microbatching, self.device, with_entropy,
+            collision,
+        )  # fmt: skip
 
     def keep_weights(self, versions: int) -> None:
         """Keep a copy of the learner's weights, and of no more than the latest `versions`; 0 keeps none."""

@@ -31,6 +31,10 @@ _METRIC_FAMILIES = {
 DONE_FIELDS = {"inert": "no_ops"}  # also of the runs of saved data, and tags of MLflow
 CLASSES = {"CardBase": "GpuBase"}  # of options, in the identity of a run
 ROLLOUT_COLUMNS = {"counted": "in_statistics", "trained": "in_loss"}
+# Columns that the rollout tables of earlier runs do not have.
+ADDED_COLUMNS = frozenset(
+    ("prompt_ids", "token_ids", "kept_in_statistics", "kept_in_loss", "token_old_logprob", "token_ref_logprob")
+)
 # The first part of a dotted configuration key.
 KEYS = {
     "pace": "cost_model",
