@@ -12,9 +12,11 @@ from pages.tables import documented
 # How the tables begin that are written from the data.
 GENERATED = "|".join(
     (r"experiment \|", "declared, not", "superseded", "trick that acts", r"trick \| claim", "finding", "predictions of",
-     "quantities of", "indicator")
+     "quantities of", "indicator", r"external \|")
 )  # fmt: skip
-PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted(ROOT.glob("experiments/**/README.md"))[1:]]
+EXTERNAL = ROOT / "experiments" / "external"  # pages of others, whose words are theirs
+OURS = [page for page in sorted(ROOT.glob("experiments/**/README.md"))[1:] if EXTERNAL not in page.parents]
+PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *OURS]
 # What looks like a result: a decimal, a per cent, a power of ten, a sign.
 RESULT = re.compile(rf"(?<![\w.*])(?:\+-)?(?=[-+.\d])(?:{NUMBER})%?(?![\w]|\.\d)")
 EXPLAINED = re.compile(rf"(?:(?:{NUMBER})%?)?(?: ?\[(?:{NUMBER}), (?:{NUMBER})\])?<!--(?! ).*?-->")

@@ -19,7 +19,7 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.instruments.doctor.command import as_html, as_json, as_text, exit_code, together_text
 from grpo_lab.instruments.doctor.diagnosis import Diagnosis, diagnose, read_signal
 from grpo_lab.instruments.doctor.rules import CLIP_NO_OP, RULES, THRESHOLDS, thresholds
-from grpo_lab.instruments.doctor.signals import Onset, lost_accuracy, onset, reading
+from grpo_lab.instruments.doctor.signals import OnsetSpan, lost_accuracy, onset, reading
 
 LOGS = Path(__file__).parent / "doctor_logs"
 PLANTED = sorted(path.stem for path in LOGS.glob("*.jsonl") if not path.stem.startswith("healthy"))
@@ -62,7 +62,7 @@ def log_of(folder: Path, **columns: Any) -> Path:
 def test_numbers_that_are_not_finite_are_the_worst_and_single_gradients_are_not(tmp_path: Path) -> None:
     loss = [0.1] * 6 + [math.nan] * 4
     worst = diagnose(log_of(tmp_path, **{"train/loss": loss, "reward/mean": [0.5] * 10})).findings[0]
-    assert worst.rule.name == "non_finite" and worst.severity == "error" and worst.onset == Onset(6, 6, 6)
+    assert worst.rule.name == "non_finite" and worst.severity == "error" and worst.onset == OnsetSpan(6, 6, 6)
     one = [0.1] * 5 + [math.inf] + [0.1] * 14  # a loss scaler skips a step
     assert not diagnose(log_of(tmp_path, **{"train/gradient_norm": one})).findings
 
@@ -103,8 +103,8 @@ def test_a_relative_reading_is_the_log_of_the_ratio_to_the_start() -> None:
 
 def test_an_onset_is_dated_and_its_interval_covers_it() -> None:
     clean = pd.Series([0.0] * 20 + [1.0] * 20)
-    assert onset(clean, 0.5) == Onset(20, 20, 20)
-    assert onset(pd.Series([1.0] * 20), 0.5) == Onset(0, 0, 0), "it always was"
+    assert onset(clean, 0.5) == OnsetSpan(20, 20, 20)
+    assert onset(pd.Series([1.0] * 20), 0.5) == OnsetSpan(0, 0, 0), "it always was"
     rng = np.random.default_rng(0)
     covered, n = 0, 100
     for _ in range(n):

@@ -19,7 +19,7 @@ from grpo_lab.instruments.doctor.rules import (
     NON_FINITE,
     RULES,
     SHARPENING,
-    Rule,
+    LogRule,
     Signal,
     severity,
     thresholds,
@@ -27,8 +27,8 @@ from grpo_lab.instruments.doctor.rules import (
 from grpo_lab.instruments.doctor.signals import (
     FEWEST,
     TRANSFORMS,
-    Onset,
-    Reading,
+    OnsetSpan,
+    PeakReading,
     evaluations,
     lost_accuracy,
     onset,
@@ -46,10 +46,10 @@ HALF = 0.5  # of the gain in reward: from there on most of it is sharpening
 class Finding:
     """One rule that fired; `series` is what it saw, in which high is bad, with the threshold."""
 
-    rule: Rule
+    rule: LogRule
     severity: str
     evidence: str
-    onset: Onset
+    onset: OnsetSpan
     value: float
     threshold: float
     series: pd.Series = field(repr=False)
@@ -117,10 +117,10 @@ def series_of(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Ser
         yield signal.metric, TRANSFORMS[signal.transform](table[signal.metric].dropna()), True
 
 
-def read_signal(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, Reading]]:
+def read_signal(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, PeakReading]]:
     """Metric, series and reading of a signal, for every series that has enough values."""
     for metric, series, smooth in series_of(signal, table):
-        found = reading(series) if smooth else Reading(float(series.max()), _step(series.idxmax()), series)
+        found = reading(series) if smooth else PeakReading(float(series.max()), _step(series.idxmax()), series)
         if found is not None:
             yield metric, series, found
 
@@ -131,7 +131,7 @@ def largest_clip_fraction(table: pd.DataFrame) -> float | None:
     return float(values.max()) if len(values) >= FEWEST else None
 
 
-def _apply(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
+def _apply(rule: LogRule, table: pd.DataFrame) -> Finding | str | None:
     """A finding; or why the rule could not be applied; or None where it found nothing."""
     special = {NON_FINITE: _non_finite, CLIP_NO_OP: _clip_no_op, SHARPENING: _sharpening}
     if rule.name in special:
@@ -158,7 +158,7 @@ def _apply(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
     if signal.metric == LOST:
         at = _first(series, threshold)
         asked = [_step(step) for step in table[metric].dropna().index]
-        since = Onset(at, asked[max(0, asked.index(at) - 2)], at)
+        since = OnsetSpan(at, asked[max(0, asked.index(at) - 2)], at)
     else:
         since = onset(series, threshold)
     described = signal.words.format(value=found.value, of_start=_of_start(signal, found.value))
@@ -183,7 +183,7 @@ def _of_start(signal: Signal, value: float) -> float:
     )
 
 
-def _more(rule: Rule, table: pd.DataFrame, found: Reading) -> str:
+def _more(rule: LogRule, table: pd.DataFrame, found: PeakReading) -> str:
     """What correctness says of zero-variance groups: at least zero-variance share less correctness are all wrong."""
     if (
         rule.name != "zero_variance"
@@ -199,7 +199,7 @@ def _more(rule: Rule, table: pd.DataFrame, found: Reading) -> str:
     return f" Reward is {mean:.2f} there: the groups may be all right, so the questions are solved."
 
 
-def _non_finite(rule: Rule, table: pd.DataFrame) -> Finding | None:
+def _non_finite(rule: LogRule, table: pd.DataFrame) -> Finding | None:
     """A metric that matters is NaN or infinite; of gradient norms a tenth, since a loss scaler skips single steps."""
     bad = {}
     for name in MATTER:
@@ -214,10 +214,10 @@ def _non_finite(rule: Rule, table: pd.DataFrame) -> Finding | None:
     name, series = min(bad.items(), key=lambda pair: pair[1].idxmax())
     step, number = int(series.idxmax()), int(series.sum())
     text = f"{name} is not finite at {number} of {len(series)} logged steps, first at step {step}."
-    return Finding(rule, "error", text, Onset(step, step, step), 1.0, 0.0, series)
+    return Finding(rule, "error", text, OnsetSpan(step, step, step), 1.0, 0.0, series)
 
 
-def _clip_no_op(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
+def _clip_no_op(rule: LogRule, table: pd.DataFrame) -> Finding | str | None:
     largest = largest_clip_fraction(table)
     if largest is None:
         return f"the log has no train/clip_fraction, or fewer than {FEWEST} values"
@@ -230,10 +230,10 @@ def _clip_no_op(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
         f"the clip fraction is 0 at all {len(values)} logged steps. Of recorded runs with several updates per batch "
         f"{of['false_alarms']} of {of['healthy']} have that."
     )
-    return Finding(rule, "note", text, Onset(first, first, first), 1.0, 0.0, 1.0 * (values <= 0))
+    return Finding(rule, "note", text, OnsetSpan(first, first, first), 1.0, 0.0, 1.0 * (values <= 0))
 
 
-def _sharpening(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
+def _sharpening(rule: LogRule, table: pd.DataFrame) -> Finding | str | None:
     """The sharpening share of `analysis/divergence/sharpening.py` for one run."""
     names = [name for name in table.columns if re.fullmatch(rf"eval/{SHARPENED}\d+/entropy", str(name))]
     entropy, accuracy = "eval/heldout_training/entropy", "eval/heldout_training/accuracy"
@@ -253,7 +253,13 @@ def _sharpening(rule: Rule, table: pd.DataFrame) -> Finding | str | None:
         f"(sharpening share {sharpened / gained:.2f}). One run has no interval."
     )
     return Finding(
-        rule, "note", text, Onset(last, int(table.index[0]), last), sharpened / gained, HALF, table[accuracy].dropna()
+        rule,
+        "note",
+        text,
+        OnsetSpan(last, int(table.index[0]), last),
+        sharpened / gained,
+        HALF,
+        table[accuracy].dropna(),
     )
 
 

@@ -32,7 +32,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Rule:
+class LogRule:
     """One pathology. `ours` are overrides of grpo_lab, `trl` arguments of GRPOConfig, `verl` overrides."""
 
     name: str
@@ -45,7 +45,7 @@ class Rule:
 
 
 RULES = (
-    Rule(
+    LogRule(
         NON_FINITE,
         "Non-finite numbers",
         (),
@@ -54,7 +54,7 @@ RULES = (
         "lower learning_rate, bf16 instead of fp16; max_grad_norm does not help once a gradient is NaN",
         "lower actor_rollout_ref.actor.optim.lr; check the attention kernel and the precision of the log-probs",
     ),
-    Rule(
+    LogRule(
         "reward_up_evaluation_down",
         "Training reward rises or holds while evaluation falls",
         (Signal(LOST, "level", "accuracy {value:.3f} below its earlier best while reward was not lower"),),
@@ -63,7 +63,7 @@ RULES = (
         "a stricter reward function, beta=0.04, evaluation on held-out prompts with the same max_completion_length",
         "a stricter reward function, actor.use_kl_loss=True, trainer.test_freq smaller, keep the best checkpoint",
     ),
-    Rule(
+    LogRule(
         "zero_variance",
         "Zero-variance groups",
         (Signal("rollout/frac_zero_std", "level", "zero-variance groups are {value:.0%} of a batch"),),
@@ -72,7 +72,7 @@ RULES = (
         "num_generations larger, an easier or harder data mix; loss_type='dapo' alone does not resample",
         "algorithm.filter_groups.enable=True (the dapo recipe), rollout.n larger, prompts filtered by pass rate",
     ),
-    Rule(
+    LogRule(
         "truncation",
         "Truncated responses",
         (Signal("rollout/truncated", "level", "{value:.0%} of responses end at the token limit"),),
@@ -81,7 +81,7 @@ RULES = (
         "max_completion_length larger, mask_truncated_completions=True",
         "data.max_response_length larger, reward_model.overlong_buffer.enable=True with the reward manager dapo",
     ),
-    Rule(
+    LogRule(
         "kl_blow_up",
         "KL blow-up",
         (
@@ -93,7 +93,7 @@ RULES = (
         "lower learning_rate, beta=0.04, num_iterations=1",
         "lower actor.optim.lr, actor.use_kl_loss=True, actor.kl_loss_coef larger, actor.ppo_epochs=1",
     ),
-    Rule(
+    LogRule(
         "mismatch",
         "Sampler-learner mismatch",
         (
@@ -107,7 +107,7 @@ RULES = (
         "vllm_importance_sampling_correction=True, steps_per_generation smaller",
         "algorithm.rollout_correction.rollout_is=token, rollout.dtype as the actor's",
     ),
-    Rule(
+    LogRule(
         "entropy_collapse",
         "Entropy collapse",
         (Signal("train/entropy", "fall", "entropy falls to {of_start:.1%} of its start"),),
@@ -116,7 +116,7 @@ RULES = (
         "epsilon_high=0.28, top_entropy_quantile=0.2, temperature=1.0",
         "actor.clip_ratio_high=0.28, actor.entropy_coeff=0.001",
     ),
-    Rule(
+    LogRule(
         "entropy_rise",
         "Entropy rises",
         (Signal("train/entropy", "rise", "entropy rises to {of_start:.2f} times its start"),),
@@ -125,7 +125,7 @@ RULES = (
         "lower learning_rate, epsilon_high=0.2, no entropy bonus",
         "lower actor.optim.lr, actor.entropy_coeff=0, actor.clip_ratio_high=0.2",
     ),
-    Rule(
+    LogRule(
         "length_drift",
         "Length drift",
         (
@@ -137,7 +137,7 @@ RULES = (
         "loss_type='dr_grpo', scale_rewards='none'",
         "actor.loss_agg_mode=token-mean, algorithm.norm_adv_by_std_in_grpo=False",
     ),
-    Rule(
+    LogRule(
         CLIP_NO_OP,
         "The clip is a no-op",
         (),
@@ -146,7 +146,7 @@ RULES = (
         "num_iterations or steps_per_generation larger; otherwise epsilon is without effect",
         "actor.ppo_mini_batch_size below data.train_batch_size; otherwise clip_ratio is without effect",
     ),
-    Rule(
+    LogRule(
         SHARPENING,
         "The gain is sharpening",
         (),

@@ -24,7 +24,7 @@ _NOT_OF_THE_POLICY = ("eval/probe/", f"eval/{SHARPENED}", "eval/sampler_")
 
 
 @dataclass(frozen=True)
-class Onset:
+class OnsetSpan:
     """The step from which a series is higher, with a 95% interval; equal to the first step where it always was."""
 
     step: int
@@ -33,7 +33,7 @@ class Onset:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PeakReading:
     """The highest smoothed value of a series, its step, and the smoothed series itself."""
 
     value: float
@@ -52,13 +52,13 @@ def smoothed(series: pd.Series) -> pd.Series:
     return finite.rolling(window(len(finite))).median().dropna()
 
 
-def reading(series: pd.Series) -> Reading | None:
+def reading(series: pd.Series) -> PeakReading | None:
     """The highest smoothed value, None where there are too few."""
     smooth = smoothed(series)
     if smooth.empty:
         return None
     place = int(np.argmax(smooth.to_numpy()))
-    return Reading(float(smooth.iloc[place]), int(smooth.index.to_numpy()[place]), smooth)
+    return PeakReading(float(smooth.iloc[place]), int(smooth.index.to_numpy()[place]), smooth)
 
 
 def _relative(sign: int) -> Callable[[pd.Series], pd.Series]:
@@ -108,7 +108,7 @@ def lost_accuracy(table: pd.DataFrame, metric: str, rewards: pd.Series) -> pd.Se
     return pd.Series(lost, index=values.index).rolling(2).min().dropna()
 
 
-def onset(series: pd.Series, threshold: float) -> Onset:
+def onset(series: pd.Series, threshold: float) -> OnsetSpan:
     """The change-point of a series whose smoothed values exceed a threshold.
 
     Least squares with one change of the mean, over the values up to one window after the alarm. The interval is that of
@@ -120,7 +120,7 @@ def onset(series: pd.Series, threshold: float) -> Onset:
     steps, width = finite.index.to_numpy(), window(len(finite))
     alarm = int(np.argmax(smooth.to_numpy() > threshold))
     if alarm == 0:
-        return Onset(int(steps[0]), int(steps[0]), int(steps[0]))
+        return OnsetSpan(int(steps[0]), int(steps[0]), int(steps[0]))
     end = min(alarm + 2 * width, len(finite))
     values = finite.to_numpy()[:end]
     cut = int(_changes(values[None])[0])
@@ -131,7 +131,7 @@ def onset(series: pd.Series, threshold: float) -> Onset:
     cuts = _changes(means + (values - means)[blocks])
     low, high = np.quantile(cuts, [(1 - COVERED) / 2, (1 + COVERED) / 2], method="nearest")
     low, high = min(int(low), cut), max(int(high), cut)
-    return Onset(int(steps[cut]), int(steps[low]), int(steps[high]))
+    return OnsetSpan(int(steps[cut]), int(steps[low]), int(steps[high]))
 
 
 def _changes(values: np.ndarray) -> np.ndarray:

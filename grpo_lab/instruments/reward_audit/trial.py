@@ -73,7 +73,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Reading:
+class RewardForm:
     """How a reward is read: the form in which it finds answers, the score it accepts from, the types it serves.
 
     `blind`: it scores plain right and plain wrong answers alike.
@@ -104,7 +104,7 @@ class Audit:
     """All verdicts on a reward, and the cases left out because they ask of it what it is not for."""
 
     name: str
-    reading: Reading
+    reading: RewardForm
     verdicts: list[Verdict]
     left_out: list[Case] = field(default_factory=list)
 
@@ -125,7 +125,7 @@ class Audit:
         return [one for one in self.verdicts if one.over_limits]
 
 
-def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | None = None) -> Reading:
+def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | None = None) -> RewardForm:
     """Find form, threshold and types by plain right and wrong answers.
 
     The form is the one in which right answers score most above wrong ones. Without a known threshold a response counts
@@ -175,10 +175,10 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
         ends = [statistics.mean(s for kind in best for s in scores(form, kind, right)) for right in (True, False)]
         known = statistics.mean(ends)
     served = {kind for kind in PROBES if sum(one >= known for one in scores(form, kind, True)) > len(PROBES[kind]) / 2}
-    return Reading(form, known, frozenset(served), separated <= 0)
+    return RewardForm(form, known, frozenset(served), separated <= 0)
 
 
-def audit(subject: Subject, cases: Sequence[Case], reading: Reading) -> Audit:
+def audit(subject: Subject, cases: Sequence[Case], reading: RewardForm) -> Audit:
     """Judge every case that the form can express and whose type of answer the reward serves."""
     served = [case for case in cases if case.type in reading.types]
     texts = [(case, case.text(reading.form)) for case in served]
