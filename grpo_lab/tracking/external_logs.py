@@ -175,10 +175,6 @@ def _rows(place: Path) -> tuple[Path, str, list[Row]]:
     return place, "console output", list(_of_console(lines))
 
 
-def _global_step(state: Path) -> float:
-    return read_json(state, AFRESH).get("global_step", 0)
-
-
 def _numbered(row: Mapping[str, Any]) -> Row:
     """A row with its step: verl's file logger nests the numbers in `data`."""
     numbers = {**row, **row["data"]} if isinstance(row.get("data"), dict) else row

@@ -221,7 +221,7 @@ def test_reinforce_has_no_bias_and_division_by_length_and_deviation_has() -> Non
         "reinforce": "recipe=reinforce", "leave_one_out": "baseline=leave_one_out,scale=none,aggregation=sequence_sum",
         "plain": "scale=none", "group_std": "convention=trl,aggregation=sequence_sum",
     }  # fmt: skip
-    sets = {name: option_set(text, 2, 1, 0).run for name, text in texts.items()}
+    sets = {name: option_set(text, 2, 1, 0).step for name, text in texts.items()}
     exact, number = exact_gradient(policy, every), every.rollouts.group_size
     probability = every.logprobs.exp()[0]
     sums = {name: torch.zeros(number, 2, dtype=torch.float64) for name in sets}
@@ -267,7 +267,7 @@ def test_trls_own_gradient_is_found_from_its_rollouts() -> None:
     table = read_file(TRL)
     step = to_step(table, TRL)
     size, problems = step.rollouts.group_size, len(step.rollouts.problems)
-    run = option_set("convention=trl", size, problems, 0).run
+    run = option_set("convention=trl", size, problems, 0).step
     found = token_gradient(run, step, Extras())
     order = table.iloc[np.argsort(pd.factorize(table["problem_id"])[0], kind="stable")]
     lengths = [len(ids) for ids in order["token_ids"]]
@@ -276,7 +276,7 @@ def test_trls_own_gradient_is_found_from_its_rollouts() -> None:
         assert found.advantages[row, 0] == pytest.approx(advantage, rel=1e-4, abs=1e-5)
     assert found.clipped.any() and not found.clipped.all(), "the batch is off-policy enough for the clip"
     (clipped, other) = measure(
-        {"plain": run, "open": option_set("convention=trl,surrogate=cispo", size, problems, 0).run},
+        {"plain": run, "open": option_set("convention=trl,surrogate=cispo", size, problems, 0).step},
         step,
         Extras(),
         None,
@@ -346,5 +346,5 @@ def test_rows_of_a_group_may_be_apart() -> None:
     step = to_step(table, "table")
     assert step.rollouts.tokens.flatten().tolist() == [1, 3, 2, 4] and step.graded.reward.tolist() == [[1, 0], [0, 1]]
     step = with_logprobs(step, old=step.rollouts.sampler_logprobs, current=step.rollouts.sampler_logprobs)
-    weights = -token_gradient(option_set("scale=none", 2, 2, 0).run, step, Extras()).logprob
+    weights = -token_gradient(option_set("scale=none", 2, 2, 0).step, step, Extras()).logprob
     assert weights.flatten().tolist() == pytest.approx([0.125, -0.125, -0.125, 0.125])

@@ -50,6 +50,7 @@ NAMES: dict[str, Callable[[str], str]] = {
 OTHERS = {
     "tracking/names.py _written": "of folder_name",
     "tracking/harness_results.py suite_of": "two tasks of one suite are refused, see below",
+    "tracking/external_logs.py our_name": "an evaluation set in a diagnosis, which stores nothing under it",
     "sweeps/slurm.py parameters": "shown in Slurm's queue; a job is found by its number",
     "tasks/grader_worker.py": "reads an answer",
     "config/run_config.py __post_init__": "refuses a folder of runs, and drops nothing",

@@ -17,6 +17,7 @@ from grpo_lab.config.design import load_design
 from grpo_lab.config.user_files import check_yaml
 from grpo_lab.tracking.checksums import read_checksummed, read_json, read_yaml
 from grpo_lab.tracking.external import Chosen, read_prime_rl, read_trl
+from grpo_lab.tracking.external_logs import read_log
 from grpo_lab.tracking.harness_results import read_result
 from grpo_lab.tracking.run_reader import read_steps
 from grpo_lab.tracking.sweep_record import read_sweep
@@ -52,6 +53,9 @@ READERS: dict[str, tuple[str, dict[str, bytes], Callable[[Path], object]]] = {
     "tracking/external.py read_trl": ("trainer_state.json", JSON, lambda path: read_trl(path, Chosen())),
     "tracking/external.py _row": (
         "metrics.jsonl", {"line": LINES["bytes"]}, lambda path: read_prime_rl(path, Chosen())
+    ),
+    "tracking/external_logs.py _of_jsonl": (
+        "log.jsonl", {"line": LINES["bytes"] + b'{"step": 2}\n'}, read_log
     ),
     "analysis/report/reader.py read_rollouts": (
         "rollouts/step=000001.parquet", TABLE, lambda path: read_rollouts(path.parents[1])

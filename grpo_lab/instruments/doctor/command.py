@@ -44,7 +44,8 @@ def run_doctor(arguments: argparse.Namespace) -> None:
     if arguments.html is not None:
         write_atomically(arguments.html, lambda path: path.write_text(as_html(diagnosis)))
     say(json.dumps(content, indent=1) if str(arguments.json) == "-" else as_text(diagnosis))
-    sys.exit(exit_code(diagnosis.worst(), arguments.fail_on))
+    if exit_code(diagnosis.worst(), arguments.fail_on):
+        sys.exit(FOUND)
 
 
 def exit_code(worst: str | None, fail_on: str) -> int:

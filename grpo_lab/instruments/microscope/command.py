@@ -34,7 +34,7 @@ from grpo_lab.instruments.microscope.exchange import (
     write_file,
 )
 from grpo_lab.instruments.microscope.measure import Extras, Measured, Policy, measure
-from grpo_lab.instruments.microscope.option_sets import OWN, OptionSet, option_set, prepared, refusal
+from grpo_lab.instruments.microscope.option_sets import OWN, OptionSet, option_set
 from grpo_lab.instruments.microscope.page import page
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
@@ -94,7 +94,7 @@ def look(request: LookRequest, say: Callable[[str], object]) -> Seen:
     if request.write is not None:
         write_file(with_policies(loaded.table, step), request.write)
     sets, notes = _sets(request, loaded)
-    measured = measure({name: one.run for name, one in sets.items()}, step, loaded.extras, policy)
+    measured = measure({name: one.step for name, one in sets.items()}, step, loaded.extras, policy)
     found: dict[str, Any] = {
         "source": str(request.source),
         "step": step.step,
@@ -109,7 +109,7 @@ def look(request: LookRequest, say: Callable[[str], object]) -> Seen:
     }
     lines = [*_table(measured, found), *(f"note: {note}" for note in [*step.notes, *notes])]
     if request.exact is not None:
-        estimated, described = _exact(request, loaded, {name: one.run for name, one in sets.items()}, say)
+        estimated, described = _exact(request, loaded, sets, say)
         found["exact"] = described | {"estimators": {name: asdict(one) for name, one in estimated.items()}}
         lines += ["", *exact_lines(estimated, described)]
     folder = request.to or (request.source / FOLDER if request.source.is_dir() else Path(FOLDER))
@@ -130,14 +130,15 @@ def _sets(request: LookRequest, loaded: Loaded) -> tuple[dict[str, OptionSet], l
     sets = [make("")]
     notes = []
     if record is not None:
-        if why := refusal(record.run):
-            notes.append(f"the run's own options are left out: {why}")
+        own = OptionSet(OWN, record.run)
+        if own.refusal:
+            notes.append(f"the run's own options are left out: {own.refusal}")
         else:
-            sets.append(OptionSet(OWN, prepared(record.run)))
+            sets.append(own)
     for text in request.sets:
         one = make(text)
-        if why := refusal(one.run):
-            raise ValueError(f"--with {text}: {why}")
+        if one.refusal:
+            raise ValueError(f"--with {text}: {one.refusal}")
         sets.append(one)
     return {one.name: one for one in sets}, notes + [f"{one.name}: {note}" for one in sets for note in one.notes]
 
@@ -254,7 +255,7 @@ def _scored(step: StoredStep, policy: Policy) -> StoredStep:
 
 
 def _exact(
-    request: LookRequest, loaded: Loaded, sets: Mapping[str, Any], say: Callable[[str], object]
+    request: LookRequest, loaded: Loaded, sets: Mapping[str, OptionSet], say: Callable[[str], object]
 ) -> tuple[dict[str, Bias], dict[str, Any]]:
     """The exact gradient of the first prompts, and every set's bias and variance."""
     policy, record, step = loaded.policy, loaded.record, loaded.step
@@ -266,7 +267,8 @@ def _exact(
     problems = {one.id: one for one in asked} if record.run.task.at_hand else {}
     places = _most_short(step, limit)[: request.prompts]
     graded: list[Problem] = [problems.get(one.id, one) for one in (step.rollouts.problems[place] for place in places)]
-    for name, run in sets.items():
+    for name, one in sets.items():
+        run = one.run
         if run.entropy.needs_gradient and not run.entropy.imitates:
             raise ValueError(f"--exact: {name} has an entropy term, which is no estimate of the gradient: leave it out")
         if run.kl.needs_reference:
@@ -293,10 +295,7 @@ def _exact(
             "limit, or look at another step"
         )
     say(f"enumerated {described['responses']} responses to each prompt; sampling {request.samples} steps")
-    sized = {
-        name: replace(run, problems_per_step=len(places), group_size=step.rollouts.group_size)
-        for name, run in sets.items()
-    }
+    sized = {name: one.sized(len(places), step.rollouts.group_size).step for name, one in sets.items()}
     found = biases(sized, policy, every, exact, step.rollouts.group_size, request.samples, record.run.seed)
     return found, described
 

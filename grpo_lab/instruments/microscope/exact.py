@@ -12,9 +12,9 @@ from itertools import product
 
 import torch
 
-from grpo_lab.config.run_config import RunConfig
 from grpo_lab.instruments.microscope.exchange import StoredStep
 from grpo_lab.instruments.microscope.measure import Extras, Policy, token_gradient, weight_gradients
+from grpo_lab.instruments.microscope.option_sets import StepOptions
 from grpo_lab.rollout.grading import grade
 from grpo_lab.tasks.base import Grader
 from grpo_lab.types import Bool, Float, Graded, Int, NoiseKey, Problem, Rollouts, Tensor, to_groups
@@ -189,7 +189,7 @@ class Bias:
 
 
 def biases(
-    sets: Mapping[str, RunConfig],
+    sets: Mapping[str, StepOptions],
     policy: Policy,
     every: Enumerated,
     exact: Float[Tensor, " D"],
@@ -207,7 +207,7 @@ def biases(
         for _ in range(each):
             step, rows = sampled_step(every, group_size, generator)
             drawn[rows] = True
-            tokens = [token_gradient(run, step, Extras()) for run in sets.values()]
+            tokens = [token_gradient(options, step, Extras()) for options in sets.values()]
             found = -weight_gradients(policy, step.rollouts, [(one.logprob, one.entropy) for one in tokens]).double()
             means[:, block] += found / each
             part = found @ unit

@@ -16,9 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo_lab.budget.compute_account import ComputeAccount
-from grpo_lab.config.run_config import RunConfig
 from grpo_lab.distributed.device import on_device
 from grpo_lab.instruments.microscope.exchange import StoredStep
+from grpo_lab.instruments.microscope.option_sets import StepOptions
 from grpo_lab.learner.loss import draw_twins, mark_tokens, policy_loss
 from grpo_lab.learner.update import compute_logprobs, credited, estimate_advantages, make_inputs, step_noise
 from grpo_lab.policy.batching import StepInputs, make_minibatch, rollout_logprobs
@@ -74,7 +74,7 @@ class Extras:
 class StoredState(RunState):
     """A run state whose policies are stored log-probs: what stages 7 to 9 read, without a model."""
 
-    def __init__(self, step: StoredStep, run: RunConfig, extras: Extras) -> None:
+    def __init__(self, step: StoredStep, options: StepOptions, extras: Extras) -> None:
         # Not RunState's own: nothing is loaded, and what else a run holds stays unset.
         self.device = torch.device("cpu")
         self.account = ComputeAccount(steps=step.step - 1)
@@ -82,8 +82,8 @@ class StoredState(RunState):
         self.learner = cast(PreTrainedModel, nn.Identity())
         self.reference = cast(PreTrainedModel, nn.Identity())
         self.critic = self.teacher = self.privileged = None
-        self.kl_coef = run.kl.start if extras.kl_coef is None else extras.kl_coef
-        self.entropy_coef = run.entropy.start if extras.entropy_coef is None else extras.entropy_coef
+        self.kl_coef = options.logprobs.kl.start if extras.kl_coef is None else extras.kl_coef
+        self.entropy_coef = options.logprobs.entropy.start if extras.entropy_coef is None else extras.entropy_coef
         self.memories = extras.memories
         self.step, self.extras = step, extras
 
@@ -138,22 +138,22 @@ class _NoSampler:
         raise ValueError("a stored step has no sampler, which this baseline asks: choose another baseline")
 
 
-def step_inputs(run: RunConfig, step: StoredStep, extras: Extras) -> tuple[StepInputs, StoredState]:
+def step_inputs(options: StepOptions, step: StoredStep, extras: Extras) -> tuple[StepInputs, StoredState]:
     """Stages 7 to 9 of the loop on a stored step."""
-    state = StoredState(step, run, extras)
-    before = compute_logprobs(run.logprob_tricks, state, step.graded, step.rollouts)
-    advantages = estimate_advantages(run.baseline, run.scale, state, before, step.rollouts, _NoSampler())
-    rewarded = credited(run.credit_tricks, step.rollouts, before, advantages, state.account.steps)
-    return make_inputs(run.teacher, step.rollouts, before, rewarded, state.entropy_coef), state
+    state = StoredState(step, options, extras)
+    before = compute_logprobs(options.logprobs, state, step.graded, step.rollouts)
+    advantages = estimate_advantages(options.baseline, options.scale, state, before, step.rollouts, _NoSampler())
+    rewarded = credited(options.credit, step.rollouts, before, advantages, state.account.steps)
+    return make_inputs(options.teacher, step.rollouts, before, rewarded, state.entropy_coef), state
 
 
-def token_gradient(run: RunConfig, step: StoredStep, extras: Extras) -> TokenGradient:
+def token_gradient(options: StepOptions, step: StoredStep, extras: Extras) -> TokenGradient:
     """The gradient of the loss of the whole batch, at the step's current policy, in log-probs and entropies.
 
     Raises ValueError if the options read something that is not there.
     """
-    inputs, state = step_inputs(run, step, extras)
-    tricks, rollouts = run.loss_tricks, step.rollouts
+    inputs, state = step_inputs(options, step, extras)
+    tricks, rollouts = options.loss, step.rollouts
     tricks = replace(tricks, kl=tricks.kl.at(state.kl_coef))
     through_entropy = tricks.entropy.needs_gradient and not tricks.entropy.imitates
     if through_entropy and "entropy" not in step.policies:
@@ -161,12 +161,12 @@ def token_gradient(run: RunConfig, step: StoredStep, extras: Extras) -> TokenGra
     current, entropies = step.policies["current"], step.policies.get("entropy", torch.zeros_like(inputs.advantages))
     leaf, spread = current.clone().requires_grad_(), entropies.clone().requires_grad_(through_entropy)
     size = len(rollouts.problems)
-    batches = make_minibatch(inputs, range(size), run.denominator, _ONE_MICROBATCH)
+    batches = make_minibatch(inputs, range(size), options.denominator, _ONE_MICROBATCH)
     clipped, loss = torch.zeros_like(inputs.loss_mask), torch.zeros(())
     if batches:
         (batch,) = batches
         place = (batch.rows, slice(0, batch.tokens.shape[1]))
-        noise = step_noise(tricks, run.updates, rollouts, run.seed, state.account.steps, 0)
+        noise = step_noise(tricks, options.updates, rollouts, options.seed, state.account.steps, 0)
         own = [current[place]]
         if "mark" in noise:
             (batch,) = mark_tokens(tricks, [batch], own, noise["mark"])
@@ -240,12 +240,12 @@ class Measured:
     token: TokenGradient
 
 
-def measure(sets: Mapping[str, RunConfig], step: StoredStep, extras: Extras, policy: Policy | None) -> list[Measured]:
+def measure(sets: Mapping[str, StepOptions], step: StoredStep, extras: Extras, policy: Policy | None) -> list[Measured]:
     """Every set on the same step; affected tokens are relative to the first.
 
     Without a policy, gradients are those in the tokens' log-probs. Raises ValueError as `token_gradient` does.
     """
-    tokens = [token_gradient(run, step, extras) for run in sets.values()]
+    tokens = [token_gradient(options, step, extras) for options in sets.values()]
     if policy is None:
         flat = torch.stack([one.logprob.flatten() for one in tokens])
     else:

@@ -9,6 +9,11 @@ from dataclasses import dataclass, replace
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import IncompatibleRun, broken_rules
 from grpo_lab.config.run_config import AXES, RunConfig, to_run
+from grpo_lab.config.stages import CreditTricks, LogprobTricks, LossTricks
+from grpo_lab.tricks.baseline import Baseline
+from grpo_lab.tricks.denominator import Denominator
+from grpo_lab.tricks.scale import Scale
+from grpo_lab.tricks.teacher import Teacher
 from grpo_lab.tricks.updates import Updates
 
 # The axes that act between the stored rewards and the gradient, and what sets several of them at once.
@@ -24,12 +29,56 @@ PLAIN, OWN = "plain", "run"
 
 
 @dataclass(frozen=True)
+class StepOptions:
+    """The options that act between the stored rewards and the gradient, with the whole batch as one optimiser step."""
+
+    logprobs: LogprobTricks
+    baseline: Baseline
+    scale: Scale
+    credit: CreditTricks
+    teacher: Teacher
+    loss: LossTricks
+    denominator: Denominator
+    updates: Updates
+    seed: int
+
+
+@dataclass(frozen=True)
 class OptionSet:
     """Named options; `notes` says what they leave out."""
 
     name: str
     run: RunConfig
     notes: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> StepOptions:
+        """The options of one optimiser step on the whole batch."""
+        run = replace(self.run, updates=_WHOLE_BATCH, skip_rows_without_signal=False)
+        return StepOptions(
+            run.logprob_tricks, run.baseline, run.scale, run.credit_tricks, run.teacher, run.loss_tricks,
+            run.denominator, run.updates, run.seed,
+        )  # fmt: skip
+
+    @property
+    def refusal(self) -> str:
+        """Why a stored step cannot go through these options, with a remedy; "" if it can."""
+        run, baseline = self.run, self.run.baseline
+        reasons = (
+            (baseline.needs_critic, "baseline", "reads a critic's values, which are not stored"),
+            (baseline.generates, "baseline", "samples further responses"),
+            (baseline.scores_past or baseline.first_memory({}), "baseline", "remembers earlier steps"),
+            (run.old_policy.interpolates, "old_policy", "reads the age of each token's weights, which is not stored"),
+            (run.teacher.needs_model, "teacher", "needs a teacher's log-probs, which are not stored"),
+        )
+        for holds, slot, why in reasons:
+            if holds:
+                return f"{slot}={type(getattr(run, slot)).__name__} {why}: choose another, or train a run with it"
+        return ""
+
+    def sized(self, problems: int, group_size: int) -> OptionSet:
+        """The same options for a batch of another size."""
+        return replace(self, run=replace(self.run, problems_per_step=problems, group_size=group_size))
 
 
 def words_of(text: str) -> list[str]:
@@ -52,16 +101,11 @@ def option_set(text: str, group_size: int, problems: int, seed: int) -> OptionSe
             )
     base = ["world=tiny", "tracking=none", f"group_size={group_size}", f"problems_per_step={problems}", f"seed={seed}"]
     config, choices = compose_with_choices([*base, *words])
-    run = prepared(to_run(config))
+    run = to_run(config)
     notes = _left_out(choices, words, base)
     if errors := broken_rules(run).errors:
         raise IncompatibleRun("\n".join([f"--with {text}:", *(f"  - {one.describe(run, choices)}" for one in errors)]))
     return OptionSet(text or PLAIN, run, notes)
-
-
-def prepared(run: RunConfig) -> RunConfig:
-    """The run's options with the whole batch as one optimiser step."""
-    return replace(run, updates=_WHOLE_BATCH, skip_rows_without_signal=False)
 
 
 def _left_out(choices: dict[str, str], words: Sequence[str], base: Sequence[str]) -> tuple[str, ...]:
@@ -72,19 +116,3 @@ def _left_out(choices: dict[str, str], words: Sequence[str], base: Sequence[str]
     outside = [axis for axis in AXES if axis not in (*APPLIED, "updates") and choices.get(axis) != plain.get(axis)]
     left = ", ".join(f"{axis}={choices[axis]}" for axis in outside)
     return (f"not applied, as it acts elsewhere: {left}",) if left else ()
-
-
-def refusal(run: RunConfig) -> str:
-    """Why a stored step cannot go through these options, with a remedy; "" if it can."""
-    baseline = run.baseline
-    reasons = (
-        (baseline.needs_critic, "baseline", "reads a critic's values, which are not stored"),
-        (baseline.generates, "baseline", "samples further responses"),
-        (baseline.scores_past or baseline.first_memory({}), "baseline", "remembers earlier steps"),
-        (run.old_policy.interpolates, "old_policy", "reads the age of each token's weights, which is not stored"),
-        (run.teacher.needs_model, "teacher", "needs a teacher's log-probs, which are not stored"),
-    )
-    for holds, slot, why in reasons:
-        if holds:
-            return f"{slot}={type(getattr(run, slot)).__name__} {why}: choose another, or train a run with it"
-    return ""
