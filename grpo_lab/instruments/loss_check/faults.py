@@ -36,6 +36,8 @@ def _of(batch: Inputs) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         "the first token of each response is left out": mask & ~first,
         "the last token of each response is left out": mask & ~last,
         "prompt tokens are in the loss": attention & (mask | ~batch.response_mask),
+        "prompt tokens are in the loss, and response tokens that were taken out of it": attention,
+        "response tokens that were taken out of the loss are in it": batch.response_mask,
         "the mask is not applied: prompts and padding are in the loss": everything,
     }.items():
         yield ("token_mean", fault), wrong / wrong.sum()

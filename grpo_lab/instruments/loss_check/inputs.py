@@ -92,10 +92,10 @@ def normalised(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def _batch(seed: int, lengths: Sequence[int]) -> Inputs:
+def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
     """Random log-probs; the ratios to old policy and sampler go through the lists above, for each sign of advantages."""
     drawn = random.Random(seed)
-    rows, width = len(lengths), PROMPT + max(lengths) + 1
+    rows, width = len(lengths), PROMPT + max(lengths) + padding
 
     def uniform(low: float, high: float) -> np.ndarray:
         return np.array([[drawn.uniform(low, high) for _ in range(width)] for _ in range(rows)])
@@ -131,12 +131,12 @@ def _batch(seed: int, lengths: Sequence[int]) -> Inputs:
 
 def plain() -> Inputs:
     """Two groups; the mask has every response token."""
-    return _batch(1, [8, 5, 1, 3, 6, 7, 2, 4])
+    return _batch(1, [8, 5, 1, 3, 6, 7, 2, 4], 1)
 
 
 def cut() -> Inputs:
     """Three groups; one response and some tokens of two others are out of the loss."""
-    found = _batch(2, [3, 6, 4, 2, 5, 7, 1, 4, 6, 2, 5, 3])
+    found = _batch(2, [3, 6, 4, 2, 5, 7, 1, 4, 6, 2, 5, 3], 3)
     mask = found.mask.copy()
     mask[4] = False
     mask[1, PROMPT + 2] = mask[8, PROMPT + 1] = mask[8, PROMPT + 5] = False
@@ -145,13 +145,13 @@ def cut() -> Inputs:
 
 def extreme() -> Inputs:
     """One group, with log-ratios to the old policy of 4, 15, -15 and 25 nats."""
-    found = _batch(3, [6, 2, 4, 3])
+    found = _batch(3, [6, 2, 4, 3], 1)
     logprobs, old = found.logprobs.copy(), found.old_logprobs.copy()
     for row, column, gap in ((0, 1, 4.0), (0, 4, -15.0), (1, 0, 15.0), (2, 3, -25.0), (2, 0, 25.0), (3, 1, 4.0)):
         place = row, PROMPT + column
         logprobs[place] = -0.4 if gap > 0 else -0.2 + gap
         old[place] = logprobs[place] - gap
-    return replace(found, logprobs=logprobs, old_logprobs=old)
+    return replace(found, logprobs=logprobs, old_logprobs=old, ref_logprobs=np.minimum(logprobs + 0.3, -0.01))
 
 
 IDENTIFIED_BY = ("plain", "cut")
