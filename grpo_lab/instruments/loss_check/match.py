@@ -73,7 +73,10 @@ def matches(
     corrections = [
         one for one in known.corrections if one.options["correction"] == "none" or "sampler_logprobs" in reads
     ]
-    penalties: list[TokenLoss | None] = [None, *(known.penalties if "ref_logprobs" in reads else ())]
+    references = {"sampler": "sampler_logprobs"}
+    penalties: list[TokenLoss | None] = [
+        None, *(p for p in known.penalties if references.get(p.options.get("reference", ""), "ref_logprobs") in reads)
+    ]  # fmt: skip
     target = _Target(answers)
     found: list[Match] = []
     for surrogate in surrogates:

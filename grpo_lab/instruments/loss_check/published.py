@@ -242,6 +242,11 @@ def _penalties(batches: Mapping[str, Inputs]) -> Iterator[TokenLoss]:
             return penalty(leaf, t["old_logprobs"], t["ref_logprobs"])
 
         yield _token_loss(batches, {"kl": name}, "", loss)
+    k2 = replace(options["k2_loss"], kl_coef=1.0)
+    yield _token_loss(
+        batches, {"kl": "k2_loss", "reference": "sampler"}, "",
+        lambda leaf, t: k2(leaf, t["old_logprobs"], t["sampler_logprobs"]),
+    )  # fmt: skip
     wrong: dict[str, Callable[[Any, Any], Any]] = {
         "the KL penalty is k1, log(pi / ref): its expected gradient is 0": lambda lp, ref: lp - ref,
         "the KL penalty is k3 of pi / ref: the difference of log-probs is the wrong way round": lambda lp, ref: (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.instruments.loss_check.inputs import SPLITS, Inputs, calls, split_name
+from grpo_lab.instruments.loss_check.inputs import GROUP, SPLITS, Inputs, calls, split_name
 from grpo_lab.instruments.loss_check.match import Answer, Match, beyond_limits, factor_text, finite, matches
 from grpo_lab.instruments.loss_check.published import Tables
 
@@ -127,11 +127,18 @@ def _checks(
     assert whole is not None, "the caller has looked"
     yield close.same("padding right", "padded right", whole, (0, 3), plain)
     yield close.same("padding left", "padded left", whole, (2, 0), plain)
-    for batch in SPLITS:
-        for sizes in SPLITS[batch]:
-            if "rewards" in reads and any(size % 4 for size in sizes):
-                continue  # a part of a group has another baseline
-            yield _microbatches(batch, sizes, answers, errors, inputs[batch], how, 10 * tolerance)
+    splits = [
+        _microbatches(batch, sizes, answers, errors, inputs[batch], how, 10 * tolerance)
+        for batch in SPLITS
+        for sizes in SPLITS[batch]
+        # a part of a group has another baseline
+        if "rewards" not in reads or not any(size % GROUP for size in sizes)
+    ]
+    for status, cause in dict.fromkeys((one.status, one.cause) for one in splits):
+        alike = [one for one in splits if (one.status, one.cause) == (status, cause)]
+        effect = "" if status == "ok" else ": " + ", ".join(f"{one.effect} ({one.rows})" for one in alike)
+        rows = f"of {', '.join(one.rows for one in alike)} rows: " if status == "ok" else ""
+        yield Check("microbatches", status, f"{rows}{cause}{effect}")
     if (check := close.finite("empty mask")) is not None:
         yield check
     else:
@@ -193,6 +200,16 @@ class _Close:
         return Check(title, "ok", f"{sum(sides)} columns change nothing")
 
 
+@dataclass(frozen=True)
+class _Split:
+    """A batch cut into microbatches of these `rows`: the factors on the gradient, and their cause."""
+
+    rows: str
+    status: str
+    cause: str
+    effect: str = ""
+
+
 def _microbatches(
     batch: str,
     sizes: Sequence[int],
@@ -201,48 +218,44 @@ def _microbatches(
     inputs: Inputs,
     how: str,
     tolerance: float,
-) -> Check:
+) -> _Split:
     """Gradients of microbatches, joined as the trainer does, against that of the whole batch."""
-    title = f"microbatches of {'+'.join(map(str, sizes))} rows"
+    title = "+".join(map(str, sizes)) if len(set(sizes)) > 1 else f"{len(sizes)} x {sizes[0]}"
     names = [f"{split_name(batch, sizes)}:{index}" for index in range(len(sizes))]
     if missing := [name for name in names if name not in answers]:
         failed = errors.get(missing[0])
-        return Check(title, "departs" if failed else "skipped", failed or "no answer")
-    whole, count, start, scales, rests = answers[batch].gradient, len(sizes), 0, [], []
-    counts = []
+        return _Split(title, "departs" if failed else "skipped", failed or "no answer")
+    whole, count, start, scales, rests, counts = answers[batch].gradient, len(sizes), 0, [], [], []
     for size, name in zip(sizes, names):
         rows, part = slice(start, start + size), answers[name].gradient
         start += size
-        if part is None or whole is None or not np.isfinite(part).all():
-            return Check(title, "departs", "a gradient is not finite")
+        if part is None or whole is None or not np.isfinite(part).all() or not np.isfinite(whole).all():
+            return _Split(title, "departs", "a gradient is not finite")
         if not whole[rows].any():
             continue
         joined = part / count if how == "mean" else part
         scale, rest = _fit(joined, whole[rows])
         scales.append(scale)
         rests.append(rest)
-        counts.append((size, int(inputs.mask[rows].sum()), int((inputs.mask[rows].any(axis=1)).sum())))
+        mask = inputs.mask[rows]
+        counts.append((size, mask.sum(), mask.any(axis=1).sum()))
     if max(rests) > max(tolerance, 1e-4):
-        return Check(title, "departs", f"gradient changes by up to {max(rests):.1%} within a microbatch")
+        return _Split(title, "departs", "the gradient changes, and not by a factor", _share(max(rests)))
     low, high = min(scales), max(scales)
     if high - low <= 1e-4 * abs(high) and abs(high - 1) <= 1e-4:
-        return Check(title, "ok", f"the {how} of their losses has the gradient of the whole batch")
+        return _Split(title, "ok", f"the {how} of their losses has the gradient of the whole batch")
     size, tokens, rows = (np.array(one, dtype=float) for one in zip(*counts))
-    all_tokens, all_rows = inputs.mask.sum(), inputs.mask.any(axis=1).sum()
-    per = count if how == "mean" else 1
     causes = {
-        "each microbatch is divided by its own tokens": all_tokens / (tokens * per),
-        "each microbatch is divided by its own rows": len(inputs.mask) / (size * per),
-        "each microbatch is divided by its own rows with a token in the loss": all_rows / (rows * per),
-        f"the losses are summed and not divided by their number, {count}": np.full(len(size), count),
-        f"the losses are divided by their number, {count}, once too often": np.full(len(size), 1 / count),
+        "each is divided by its own tokens": inputs.mask.sum() / tokens,
+        "each is divided by its own rows": len(inputs.mask) / size,
+        "each is divided by its own rows with a token in the loss": inputs.mask.any(axis=1).sum() / rows,
     }
-    found = [name for name, want in causes.items() if np.allclose(scales, want, rtol=1e-3)]
-    if not found:
-        pairs = [(name, ratio) for name, ratio in causes.items() if np.allclose(np.array(scales) / ratio, scales[0] / ratio[0], rtol=1e-3)]
-        found = [f"{name}, times {scales[0] / ratio[0]:.3g}" for name, ratio in pairs]
-    by = f"a factor of {high:.3g}" if high - low <= 1e-4 * abs(high) else f"factors from {low:.3g} to {high:.3g}"
-    return Check(title, "departs", f"gradient changes by {by}" + (f": {found[0]}" if found else ""))
+    many = {f"{name}, and the losses are {'averaged' if how == 'mean' else 'summed'}": ratio / (count if how == "mean" else 1) for name, ratio in causes.items()}
+    many["the losses are summed and not divided by their number"] = np.full(len(size), count)
+    many["the losses are divided by their number once too often"] = np.full(len(size), 1 / count)
+    found = [name for name, want in many.items() if np.allclose(scales, want, rtol=1e-3)]
+    by = f"x{high:.3g}" if high - low <= 1e-4 * abs(high) else f"x{low:.3g} to x{high:.3g}"
+    return _Split(title, "departs", f"{found[0] if found else 'for no known reason'}; the gradient is multiplied", by)
 
 
 def _masked_row(close: _Close, plain: Inputs) -> Check:
