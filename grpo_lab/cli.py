@@ -611,11 +611,18 @@ def check_loss(arguments: argparse.Namespace) -> None:
 
 
 def _add_check_loss(commands: argparse._SubParsersAction) -> None:
-    check = commands.add_parser("check-loss", help="which published loss a trainer's function computes, and its defects")
-    check.add_argument("target", nargs="?", metavar="MODULE:FUNCTION", help="a function of log-probs that returns a loss")
+    check = commands.add_parser(
+        "check-loss", help="which published loss a trainer's function computes, and its defects"
+    )
+    check.add_argument(
+        "target", nargs="?", metavar="MODULE:FUNCTION", help="a function of log-probs that returns a loss"
+    )
     check.add_argument("overrides", nargs="*", help="one more surrogate, such as surrogate=ppo surrogate.clip_high=0.3")
     check.add_argument(
         "--accumulate", choices=["sum", "mean"], default="", help="how the trainer joins the losses of microbatches"
+    )
+    check.add_argument(
+        "--expect", nargs="+", default=[], metavar="AXIS=OPTION", help="fail if it computes another published loss"
     )
     check.add_argument("--answers", type=Path, metavar="FILE", help="losses and gradients on the calls of --write")
     check.add_argument("--write", type=Path, metavar="FOLDER", help="write the calls and all published numbers as JSON")

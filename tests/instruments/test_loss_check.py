@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers import F64, make_run, make_rollouts
 from torch import Tensor
 
-from grpo_lab.instruments.loss_check.command import report_on
-from grpo_lab.instruments.loss_check.report import Report
+from grpo_lab.instruments.loss_check.command import check_function, report_on
+from grpo_lab.instruments.loss_check.files import judge_file, write_files
+from grpo_lab.instruments.loss_check.inputs import cut
+from grpo_lab.instruments.loss_check.match import shipped
+from grpo_lab.instruments.loss_check.published import TABLES, make_tables, options_of, written
+from grpo_lab.instruments.loss_check.report import PULLING, Report
+from grpo_lab.learner.loss import policy_loss
+from grpo_lab.policy.batching import totals_of
+from grpo_lab.types import Batch
+
+ROOT = Path(__file__).parents[2]
 
 LOW, HIGH, KL = 0.2, 0.28, 0.05
 
@@ -166,9 +182,7 @@ def clip_only(logprobs, old_logprobs, advantages, mask, num_tokens):
 
 def log_clip(logprobs, old_logprobs, advantages, mask, num_tokens):
     log_ratio, a = logprobs - old_logprobs, advantages[:, None]
-    return over_tokens(
-        -torch.minimum(log_ratio.exp() * a, log_ratio.clamp(-LOW, HIGH).exp() * a), mask, num_tokens
-    )
+    return over_tokens(-torch.minimum(log_ratio.exp() * a, log_ratio.clamp(-LOW, HIGH).exp() * a), mask, num_tokens)
 
 
 def old_is_current(logprobs, old_logprobs, advantages, mask, num_tokens):
@@ -239,20 +253,6 @@ def single_nan(logprobs, old_logprobs, rewards, group_ids, mask, num_rows):
     return over_rows(ppo(logprobs, old_logprobs, advantages), mask, num_rows)
 
 
-def bf16_counts(logprobs, old_logprobs, advantages, mask, num_tokens):
-    """Sums in the dtype of its inputs, one token after the other."""
-    token_loss, total = torch.where(mask, ppo(logprobs, old_logprobs, advantages), 0.0), 0.0
-    for value in (token_loss * 64).flatten():
-        total = total + value
-    return total / 64 / num_tokens
-
-
-def far_ratio_overflows(logprobs, old_logprobs, advantages, mask, num_tokens):
-    ratio, a = (20 * (logprobs - old_logprobs)).exp() ** 2, advantages[:, None]
-    shaped = ppo(logprobs, old_logprobs, advantages) + 0 * ratio.clamp(max=1) * a
-    return over_tokens(shaped + 0 * ratio, mask, num_tokens)
-
-
 FAULTS = {
     padded_mean: "the mean is over all rows x columns",
     plain_sum: "there is no denominator",
@@ -298,3 +298,142 @@ def test_a_planted_fault_is_named(function: Callable[..., Any]) -> None:
 
 def test_there_are_more_than_twenty_faults() -> None:
     assert len(FAULTS) >= 20
+
+
+def test_another_published_loss_than_the_expected_one_fails() -> None:
+    report = checked(sequence_mean, expected={"aggregation": "token_mean"})
+    assert report.departures == ["it is meant to be aggregation=token_mean, and is aggregation=sequence_mean"]
+
+
+def test_a_surrogate_of_the_command_line_is_compared() -> None:
+    def narrow(logprobs, old_logprobs, advantages, mask, num_tokens):
+        return over_tokens(ppo(logprobs, old_logprobs, advantages, 0.1, 0.3), mask, num_tokens)
+
+    assert not checked(narrow).equals
+    report = checked(narrow, overrides=["surrogate=ppo", "surrogate.clip_low=0.1", "surrogate.clip_high=0.3"])
+    assert report.ok and report.equals[0].startswith("surrogate=ppo surrogate.clip_low=0.1 surrogate.clip_high=0.3 ")
+
+
+# --- numbers --------------------------------------------------------------------------------------------------
+
+
+def test_shipped_numbers_are_those_of_the_options() -> None:
+    assert TABLES.read_bytes() == written(make_tables()), "run python -m grpo_lab.instruments.loss_check.published"
+
+
+def test_a_product_of_tables_is_the_loss_of_the_loop() -> None:
+    """Surrogate, correction and aggregation of the tables against policy_loss, with a ratio per token and per row."""
+    inputs = cut()
+    ours = options_of("aggregation")
+    rows = len(inputs.mask)
+    mask, response = torch.tensor(inputs.mask), torch.tensor(inputs.response_mask)
+    spread = torch.where(mask, torch.tensor(inputs.advantages)[:, None], 0.0)
+    for surrogate, importance, correction, aggregation, denominator in (
+        ("ppo_higher", "token", "tis_token", "token_mean", "survivors"),
+        ("ppo_gspo", "sequence", "icepop", "sequence_mean", "original"),
+        ("vespo", "sequence_product", "mis", "prompt_mean", "survivors"),
+        ("gmpo", "token", "none", "balanced", "original"),
+    ):
+        chosen = {
+            axis: options_of(axis)[name]
+            for axis, name in (
+                ("surrogate", surrogate), ("importance", importance), ("correction", correction),
+                ("denominator", denominator),
+            )
+        }  # fmt: skip
+        run = make_run(**chosen, aggregation=ours[aggregation])
+        old, sampler = torch.tensor(inputs.old_logprobs), torch.tensor(inputs.sampler_logprobs)
+        rollouts = make_rollouts([mask.shape[1]] * rows, 4, sampler=sampler)
+        counted = run.denominator.counted_tokens(response, mask)
+        totals = totals_of(counted, 4, range(rows), spread)
+        batch = Batch(
+            rows=torch.arange(rows), prompts=((1,),) * rows, tokens=rollouts.tokens, response_mask=response,
+            loss_mask=mask, advantages=spread, sampler_logprobs=sampler, old_logprobs=old, ref_logprobs=None,
+            correction_weights=run.correction(old, sampler, mask), entropy_coef=0.0, totals=totals,
+            original_totals=totals,
+        )  # fmt: skip
+        leaf = torch.tensor(inputs.logprobs, dtype=F64).requires_grad_()
+        loss = policy_loss(run.loss_tricks, batch, leaf, -leaf).loss
+        loss.backward()
+        tables = shipped()
+        one = next(
+            s for s in tables.surrogates
+            if not s.fault and s.options["surrogate"] == surrogate and s.options["importance"] == importance
+            and s.options["old_policy"] == "recomputed"
+        )  # fmt: skip
+        by_correction = next(c for c in tables.corrections if c.options == {"correction": correction} and not c.fault)
+        by_aggregation = next(
+            a for a in tables.aggregations
+            if a.options == {"aggregation": aggregation, "denominator": denominator} and not a.fault
+        )  # fmt: skip
+        weights = by_correction.values["cut"] * by_aggregation.values["cut"]
+        assert (weights * one.values["cut"]).sum() == pytest.approx(loss.item(), rel=1e-5)
+        found = one.gradient("cut", weights[None])[0]
+        assert np.abs(found - leaf.grad.numpy()).max() <= 1e-6 * np.abs(found).max() + 1e-9, surrogate
+
+
+def test_options_that_pull_without_advantage_are_known() -> None:
+    pulling = {name for name, one in options_of("surrogate").items() if one.pulls_without_advantage}
+    assert pulling - {"clip_cov"} <= set(PULLING)
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def test_answers_of_a_file_are_judged_without_torch(tmp_path: Path) -> None:
+    """From inputs.json alone, as another program would: the gradient of REINFORCE's token mean needs no autograd."""
+    write_files(tmp_path)
+    calls = json.loads((tmp_path / "inputs.json").read_text())
+    reads = ["logprobs", "advantages", "mask", "num_tokens"]
+    answers = {}
+    for name, given in calls.items():
+        weight = -np.array(given["advantages"])[:, None] * np.array(given["mask"]) / max(given["num_tokens"], 1)
+        answers[name] = {"loss": (weight * np.array(given["logprobs"])).sum(), "gradient": weight.tolist()}
+    (tmp_path / "mine.json").write_text(json.dumps({"function": "mine", "reads": reads, "answers": answers}))
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from grpo_lab.cli import main; main(['check-loss', '--answers', sys.argv[1]])"
+    )
+    run = [sys.executable, "-c", code, str(tmp_path / "mine.json")]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "surrogate=reinforce correction=none aggregation=token_mean denominator=survivors" in done.stdout
+    lines = [json.loads(line) for line in (tmp_path / "published.jsonl").open()]
+    wanted = {"surrogate": "reinforce", "correction": "none", "aggregation": "token_mean", "denominator": "survivors"}
+    line = next(one for one in lines if one["options"] == wanted)
+    assert line["batches"]["plain"]["loss"] == pytest.approx(answers["plain"]["loss"], rel=1e-6)
+    losses = {name: {"loss": one["loss"]} for name, one in answers.items()}
+    (tmp_path / "losses.json").write_text(json.dumps({"reads": reads, "answers": losses}))
+    assert (
+        wanted.items()
+        <= dict(word.split("=") for word in judge_file(tmp_path / "losses.json").equals[0].split()).items()
+    )
+
+
+def test_a_file_without_its_keys_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"answers": {}}')
+    with pytest.raises(ValueError, match="reads"):
+        judge_file(tmp_path / "mine.json")
+
+
+def test_a_function_with_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(ValueError, match="`logits`"):
+        checked(lambda logprobs, logits: logprobs.sum())
+
+
+# --- the page -------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_data_and_the_examples_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("check_loss_page", ROOT / "analysis" / "check_loss.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text()
+    rows = json.loads(script.DATA.read_text())
+    assert page == script.with_table(page, rows)
+    assert len({row["function"].split(" ")[0] for row in rows}) == 7
+    source = page.split("```python\n")[1].split("```")[0]
+    (tmp_path / "my_losses.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    report = check_function("my_losses:policy_loss", expected={"aggregation": "token_mean"})
+    assert report.text() == page.split("```text\n")[1].split("\n```")[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_lab import deferred
 from grpo_lab.instruments.loss_check.inputs import Inputs
 from grpo_lab.instruments.loss_check.match import Answer
 
@@ -19,6 +20,7 @@ def load(target: str) -> Callable[..., Any]:
     module, colon, name = target.partition(":")
     if not colon or not name:
         raise ValueError(f"{target}: write MODULE:FUNCTION, such as my_trainer.losses:policy_loss")
+    deferred.load()  # its module may import parts of torch
     sys.path.insert(0, "")
     try:
         found = importlib.import_module(module)

@@ -44,7 +44,7 @@ def _of(batch: Inputs) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         yield ("sequence_mean", fault), wrong / _lengths(wrong) / rows
         yield ("sequence_sum", fault), wrong / rows
     yield (
-        ("token_mean", "the mean is over all rows x columns: padding counts in the denominator"),
+        ("constant", "the mean is over all rows x columns: padding counts in the denominator"),
         mask / (rows * width),
     )
     yield ("token_mean", "the denominator also counts prompt tokens"), mask / attention.sum()

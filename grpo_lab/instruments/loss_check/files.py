@@ -91,5 +91,7 @@ def judge_file(path: Path) -> Report:
     for name, one in answers.items():
         shape = every[name].mask.shape if name in every else None
         if shape is None or (one.gradient is not None and one.gradient.shape != shape):
-            raise ValueError(f"{path}: answers has {name}, " + ("no call" if shape is None else f"gradient not {shape}"))
+            raise ValueError(
+                f"{path}: answers has {name}, " + ("no call" if shape is None else f"gradient not {shape}")
+            )
     return judge(given.get("function", str(path)), answers, {}, reads, given.get("accumulate", ""))

@@ -29,7 +29,7 @@ class Inputs:
     Log-probs [N, T] and the masks [N, T] have `PROMPT` prompt columns first, and a column holds the log-prob of its
     own token. Outside the masks log-probs are arbitrary finite numbers. `response_mask` is True on response tokens,
     `mask` on those that are in the loss, `attention_mask` on all but padding. `advantages` [N] are `rewards` less the
-    mean of their group, divided by its standard deviation (n in its denominator). The last four are counts of the whole
+    mean of their group, divided by its standard deviation (n in its denominator). The counts, from `num_tokens` on, are of the whole
     optimiser step, of which this may be one microbatch.
     """
 
@@ -45,6 +45,7 @@ class Inputs:
     group_ids: np.ndarray
     num_tokens: int  # tokens in the loss
     num_rows: int
+    num_live_rows: int  # rows with a token in the loss
     num_microbatches: int
     max_tokens: int = MAX_TOKENS
     bf16: bool = False  # log-probs and advantages are to be rounded to bfloat16
@@ -55,9 +56,14 @@ class Inputs:
 
     def arguments(self) -> dict[str, Any]:
         """Every argument of a loss by its name; `token_advantages` [N, T] repeats a row's advantage in each column."""
-        counts = ("num_tokens", "num_rows", "num_microbatches", "max_tokens")
+        counts = ("num_tokens", "num_rows", "num_live_rows", "num_microbatches", "max_tokens")
         spread = np.repeat(self.advantages[:, None], self.mask.shape[1], axis=1)
         return self.arrays | {"token_advantages": spread} | {name: getattr(self, name) for name in counts}
+
+    def counted(self) -> Inputs:
+        """With the counts of these rows as those of the step."""
+        live = int(self.mask.any(axis=1).sum())
+        return replace(self, num_tokens=int(self.mask.sum()), num_rows=len(self.mask), num_live_rows=live)
 
     def rows(self, index: Any) -> Inputs:
         """Some rows, as a microbatch: the counts stay those of the step."""
@@ -80,7 +86,7 @@ class Inputs:
         """Rows whose tokens are all out of the loss, and no response tokens either; the rows remain."""
         keep = ~removed[:, None]
         mask = self.mask & keep
-        return replace(self, mask=mask, response_mask=self.response_mask & keep, num_tokens=int(mask.sum()))
+        return replace(self, mask=mask, response_mask=self.response_mask & keep).counted()
 
 
 def normalised(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
@@ -113,7 +119,9 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
             log_ratio[row, own] = np.log([_RATIOS[(used[sign] + place) % len(_RATIOS)] for place in range(length)])
             used[sign] += length
             if 2 <= length and row % 2 == policy:
-                log_ratio[row, own.stop - 1] += length * np.log(_MEANS[(row + seed) % len(_MEANS)]) - log_ratio[row, own].sum()
+                log_ratio[row, own.stop - 1] += (
+                    length * np.log(_MEANS[(row + seed) % len(_MEANS)]) - log_ratio[row, own].sum()
+                )
         policies.append(logprobs - log_ratio)
     above = np.maximum(np.maximum(policies[0], policies[1]).max(axis=1, keepdims=True), -0.05) + 0.05
     old, sampler, logprobs = policies[0] - above, policies[1] - above, logprobs - above
@@ -123,7 +131,7 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
     found = Inputs(
         logprobs, old, sampler, np.minimum(logprobs + ref, -0.01), response, response,
         response | ((columns < PROMPT) & (columns >= PROMPT - prompts)), advantages, rewards, groups,
-        int(response.sum()), rows, 1,
+        int(response.sum()), rows, rows, 1,
     )  # fmt: skip
     digits = {name: value.round(5) for name, value in found.arrays.items() if name.endswith("logprobs")}
     return replace(found, **digits)
@@ -140,7 +148,7 @@ def cut() -> Inputs:
     mask = found.mask.copy()
     mask[4] = False
     mask[1, PROMPT + 2] = mask[8, PROMPT + 1] = mask[8, PROMPT + 5] = False
-    return replace(found, mask=mask, num_tokens=int(mask.sum()))
+    return replace(found, mask=mask).counted()
 
 
 def extreme() -> Inputs:
@@ -172,11 +180,11 @@ def calls() -> dict[str, Inputs]:
     found["padded right"] = one.padded(0, 3)
     found["padded left"] = one.padded(2, 0)
     nothing = np.zeros_like(one.mask)
-    found["empty mask"] = replace(one, mask=nothing, response_mask=nothing, num_tokens=0)
+    found["empty mask"] = replace(one, mask=nothing, response_mask=nothing)  # a microbatch of a step that has tokens
+    found["empty step"] = found["empty mask"].counted()
     gone = np.arange(len(one.mask)) == 1
     found["masked row"] = one.without(gone)
-    without = one.without(gone).rows(~gone)
-    found["row removed"] = replace(without, num_rows=len(without.mask))
+    found["row removed"] = one.without(gone).rows(~gone).counted()
     tied = np.where(one.group_ids == 1, 0.1, one.rewards)
     zero = np.where(one.group_ids == 1, 0.0, one.advantages)
     found["tied group"] = replace(one, rewards=tied, advantages=zero)

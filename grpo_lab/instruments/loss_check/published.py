@@ -196,7 +196,9 @@ def _planted(surrogate: Any) -> dict[str, Callable[[Any, Any, Any, Any], Any]]:
         return lr.exp().clamp(1 - low, 1 + high)
 
     found: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-        "the ratio is old / new: the difference of log-probs is the wrong way round": lambda lp, lr, a, m: of(-lr, a, m),
+        "the ratio is old / new: the difference of log-probs is the wrong way round": lambda lp, lr, a, m: of(
+            -lr, a, m
+        ),
         "the sign of the advantage is lost": lambda lp, lr, a, m: of(lr, a.abs(), m),
     }
     if low != high and high < 1:

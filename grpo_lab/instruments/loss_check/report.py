@@ -14,7 +14,7 @@ from grpo_lab.instruments.loss_check.published import Tables
 
 TOLERANCE = 1e-5  # of gradients, relative to their norm; the shipped numbers have seven digits
 BF16 = 0.03  # bfloat16 has eight bits: a number is off by up to 0.4%
-STEP_COUNTS = ("num_tokens", "num_rows", "num_microbatches")
+STEP_COUNTS = ("num_tokens", "num_rows", "num_live_rows", "num_microbatches")
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ def judge(
     accumulate: str = "",
     tables: Tables | None = None,
     tolerance: float = TOLERANCE,
+    expected: Mapping[str, str] | None = None,
 ) -> Report:
     """The report on these answers.
 
-    `accumulate` is how the trainer joins the losses of microbatches: `sum`, or `mean`, which is the default for a
+    `expected` are options that the loss is meant to have. `accumulate` is how the trainer joins the losses of microbatches: `sum`, or `mean`, which is the default for a
     function that gets no counts of the whole step. Raises ValueError if a batch by which losses are identified has no
     answer.
     """
@@ -96,6 +97,9 @@ def judge(
     if best is not None:
         faults += best.faults
         notes += best.notes
+        for axis, option in (expected or {}).items():
+            if all(one.options.get(axis) != option for one in found):
+                faults.append(f"it is meant to be {axis}={option}, and is {axis}={best.options.get(axis, 'none')}")
         if best.value_differs:
             notes.append("the gradient is the published one, and the value of the loss is another")
         if best.kl_coef:
@@ -139,14 +143,9 @@ def _checks(
         effect = "" if status == "ok" else ": " + ", ".join(f"{one.effect} ({one.rows})" for one in alike)
         rows = f"of {', '.join(one.rows for one in alike)} rows: " if status == "ok" else ""
         yield Check("microbatches", status, f"{rows}{cause}{effect}")
-    if (check := close.finite("empty mask")) is not None:
-        yield check
-    else:
-        one = answers["empty mask"]
-        nothing = one.gradient is not None and not one.gradient.any()
-        yield Check(
-            "empty mask", "ok" if nothing else "departs", "finite" + (", no gradient" if nothing else ", but a gradient")
-        )
+    yield close.finite("empty mask") or _without_gradient("empty mask", answers["empty mask"])
+    if "num_tokens" in reads:
+        yield close.finite("empty step") or _without_gradient("empty step", answers["empty step"])
     yield _masked_row(close, plain)
     yield _tied(close, plain, found)
     if {"group_ids", "rewards"} & set(reads):
@@ -196,7 +195,9 @@ class _Close:
             cause = ""
             if abs(scale - width / (width + sum(sides))) < 1e-3:
                 cause = f" = {width} / {width + sum(sides)}: the denominator is the padded width"
-            return Check(title, "departs", f"{sum(sides)} columns change the gradient by a factor of {scale:.4f}{cause}")
+            return Check(
+                title, "departs", f"{sum(sides)} columns change the gradient by a factor of {scale:.4f}{cause}"
+            )
         return Check(title, "ok", f"{sum(sides)} columns change nothing")
 
 
@@ -250,7 +251,11 @@ def _microbatches(
         "each is divided by its own rows": len(inputs.mask) / size,
         "each is divided by its own rows with a token in the loss": inputs.mask.any(axis=1).sum() / rows,
     }
-    many = {f"{name}, and the losses are {'averaged' if how == 'mean' else 'summed'}": ratio / (count if how == "mean" else 1) for name, ratio in causes.items()}
+    many = {
+        f"{name}, and the losses are {'averaged' if how == 'mean' else 'summed'}": ratio
+        / (count if how == "mean" else 1)
+        for name, ratio in causes.items()
+    }
     many["the losses are summed and not divided by their number"] = np.full(len(size), count)
     many["the losses are divided by their number once too often"] = np.full(len(size), 1 / count)
     found = [name for name, want in many.items() if np.allclose(scales, want, rtol=1e-3)]
@@ -297,6 +302,11 @@ def _tied(close: _Close, plain: Inputs, candidates: Sequence[Match]) -> Check:
 PULLING = ("dro", "ipo", "kimi", "kimi_token", "kl_cov", "sppo")
 
 
+def _without_gradient(name: str, one: Answer) -> Check:
+    nothing = one.gradient is None or not one.gradient.any()
+    return Check(name, "ok" if nothing else "departs", "finite, " + ("no gradient" if nothing else "but a gradient"))
+
+
 def _singletons(one: Answer) -> str:
     nothing = one.gradient is not None and not one.gradient.any()
     return "finite" + (", no gradient" if nothing else "")
@@ -337,3 +347,16 @@ def _distance(found: np.ndarray | None, whole: np.ndarray) -> float:
     assert found is not None
     norm = float(np.linalg.norm(whole))
     return float(np.linalg.norm(found - whole)) / norm if norm else float(np.linalg.norm(found))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of reports as JSON: function, published loss, departures with their numbers."""
+    lines = ["| framework | function and settings | computes | departs |", "|---|---|---|---|"]
+    for row in rows:
+        framework, _, case = row["function"].partition(": ")
+        equal = row["equals"][0] if row["equals"] else f"no published loss; nearest: {row['nearest']}"
+        texts = [*row["faults"], *(f"{one['name']}: {one['text']}" for one in row["checks"])]
+        departs = "; ".join(texts) or "nowhere"
+        notes = "".join(f"; {one}" for one in row["notes"])
+        lines.append(f"| {framework} | `{case}` | `{equal}`{notes} | {departs} |")
+    return "\n".join(lines)

@@ -7,8 +7,8 @@ is imported only when it is checked, from an installed package or from `--path`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,14 @@ class Case:
     """One function of a framework with its settings.
 
     `reads` are the arguments of `function`, which has those of the check by name. `accumulate` is how its trainer joins
-    the losses of microbatches, as read in its code.
+    the losses of microbatches, as read in its code. `expected` are the options that its settings name.
     """
 
     name: str
     function: Callable[..., Any]
     reads: tuple[str, ...]
     accumulate: str = "sum"
+    expected: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def check_framework(name: str, path: Path | None, only: Sequence[str] | None = N
     if unknown := [one for one in only or () if one not in names]:
         raise ValueError(f"{name} has no case {unknown[0]}: there are {', '.join(names)}")
     return [
-        report_on(f"{name} {found.version}: {one.name}", one.function, one.accumulate, one.reads)
+        report_on(f"{name} {found.version}: {one.name}", one.function, one.accumulate, one.reads, expected=one.expected)
         for one in found.cases
         if not only or one.name in only
     ]

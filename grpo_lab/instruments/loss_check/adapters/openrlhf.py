@@ -9,7 +9,7 @@ from grpo_lab.instruments.loss_check.adapters import Case, Framework
 from grpo_lab.instruments.loss_check.adapters.source import package
 
 _READS = (
-    "logprobs", "old_logprobs", "sampler_logprobs", "token_advantages", "mask", "num_tokens", "num_rows",
+    "logprobs", "old_logprobs", "sampler_logprobs", "token_advantages", "mask", "num_tokens", "num_live_rows",
 )  # fmt: skip
 
 
@@ -20,17 +20,17 @@ def framework(path: Path | None) -> Framework:
         made = module.PolicyLoss(**settings)
 
         def loss(
-            logprobs: Any, old_logprobs: Any, token_advantages: Any, mask: Any, num_tokens: int, num_rows: int,
+            logprobs: Any, old_logprobs: Any, token_advantages: Any, mask: Any, num_tokens: int, num_live_rows: int,
             sampler_logprobs: Any = None,
         ) -> Any:  # fmt: skip
             # DeepSpeed divides by the accumulation steps, by which the trainer has divided both counts before.
             return made(
                 logprobs, old_logprobs, token_advantages, action_mask=mask.to(logprobs.dtype),
-                rollout_log_probs=sampler_logprobs, batch_num_tokens=num_tokens, global_batch_size=num_rows,
+                rollout_log_probs=sampler_logprobs, batch_num_tokens=num_tokens, global_batch_size=num_live_rows,
             )[0]  # fmt: skip
 
         reads = _READS if "is_correction_level" in settings else tuple(n for n in _READS if n != "sampler_logprobs")
-        return Case(name, loss, reads)
+        return Case(name, loss, reads, expected={"old_policy": "recomputed"})
 
     gspo = {"policy_loss_type": "gspo", "clip_eps_low": 3e-4, "clip_eps_high": 4e-4}
     band = {"is_correction_level": "token", "is_correction_mode": "mask", "is_correction_threshold": (0.5, 5.0)}

@@ -14,11 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.deferred import load
+
 
 def package(path: Path | None, own: str, distribution: str, *modules: str) -> tuple[str, list[Any]]:
     """Version and modules of a package. Imports in its files of packages that are not installed get empty modules."""
-    import torch.distributed  # noqa: F401  before an empty module can stand where torch looks for an optional one
-
+    load()  # before an empty module can stand where torch looks for an optional one
     if path is not None:
         sys.path.append(str(path))
     absent = _Absent(own)
@@ -38,7 +39,9 @@ class _Empty(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__init__": lambda self, *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)})
+        made = type(
+            name, (), {"__init__": lambda self, *_, **__: None, "__class_getitem__": classmethod(lambda c, _: c)}
+        )
         made.__call__ = lambda self, *given, **_: given[0] if given else None  # pyright: ignore
         setattr(self, name, made)
         return made

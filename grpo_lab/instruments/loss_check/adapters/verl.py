@@ -9,6 +9,10 @@ from grpo_lab.instruments.loss_check.adapters import Case, Framework
 from grpo_lab.instruments.loss_check.adapters.source import package
 
 _READS = ("logprobs", "old_logprobs", "token_advantages", "mask", "num_tokens", "num_rows")
+_MODES = {
+    "token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
+}  # fmt: skip
 
 
 def framework(path: Path | None) -> Framework:
@@ -28,9 +32,9 @@ def framework(path: Path | None) -> Framework:
             )[0]  # fmt: skip
 
         shown = "".join(f" {name}={value}" for name, value in settings.items())
-        return Case(f"{kind} {mode}{shown}", loss, _READS)
+        return Case(f"{kind} {mode}{shown}", loss, _READS, expected={"aggregation": _MODES[mode]})
 
-    modes = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+    modes = list(_MODES)
     wide, narrow = {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}, {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
     cases = [case("vanilla", mode) for mode in modes]
     cases += [case("gspo", "seq-mean-token-mean", **narrow), case("gpg", "token-mean")]
