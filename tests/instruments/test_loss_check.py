@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import F64, make_run, make_rollouts
+from helpers import F64, make_rollouts, make_run
 from torch import Tensor
 
 from grpo_lab.instruments.loss_check.command import check_function, report_on

@@ -69,8 +69,8 @@ def _plain_json(arguments: dict[str, Any]) -> dict[str, Any]:
 def judge_file(path: Path) -> Report:
     """The report on a file of answers. Raises ValueError for one that lacks its keys.
 
-    The file holds `reads`, the arguments that the loss reads; `answers`, by call a `loss` and its `gradient` [N][T]; and
-    perhaps `function`, its name, and `accumulate`, sum or mean.
+    The file holds `reads`, the arguments that the loss reads; `answers`, by call a `loss` and its `gradient` [N][T];
+    and perhaps `function`, its name, and `accumulate`, sum or mean.
     """
     try:
         given = json.loads(path.read_text())

@@ -29,8 +29,8 @@ class Inputs:
     Log-probs [N, T] and the masks [N, T] have `PROMPT` prompt columns first, and a column holds the log-prob of its
     own token. Outside the masks log-probs are arbitrary finite numbers. `response_mask` is True on response tokens,
     `mask` on those that are in the loss, `attention_mask` on all but padding. `advantages` [N] are `rewards` less the
-    mean of their group, divided by its standard deviation (n in its denominator). The counts, from `num_tokens` on, are of the whole
-    optimiser step, of which this may be one microbatch.
+    mean of their group, divided by its standard deviation (n in its denominator). The counts, from `num_tokens` on,
+    are of the whole optimiser step, of which this may be one microbatch.
     """
 
     logprobs: np.ndarray
@@ -99,7 +99,7 @@ def normalised(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
 
 
 def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
-    """Random log-probs; the ratios to old policy and sampler go through the lists above, for each sign of advantages."""
+    """Random log-probs; ratios to old policy and sampler go through the lists above, for each sign of advantages."""
     drawn = random.Random(seed)
     rows, width = len(lengths), PROMPT + max(lengths) + padding
 
@@ -118,7 +118,7 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
             own = slice(PROMPT, PROMPT + length)
             log_ratio[row, own] = np.log([_RATIOS[(used[sign] + place) % len(_RATIOS)] for place in range(length)])
             used[sign] += length
-            if 2 <= length and row % 2 == policy:
+            if length >= 2 and row % 2 == policy:
                 log_ratio[row, own.stop - 1] += (
                     length * np.log(_MEANS[(row + seed) % len(_MEANS)]) - log_ratio[row, own].sum()
                 )

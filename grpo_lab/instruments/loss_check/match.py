@@ -147,7 +147,7 @@ class _Target:
         factors = _least_squares(columns, self.vector)
         rest = self.vector - sum(f[:, None] * column for f, column in zip(factors, columns))
         distances = np.linalg.norm(rest, axis=1) / max(self.norm, 1e-300)
-        losses = sum(f[:, None] * value for f, value in zip(factors, values))
+        losses = np.sum([f[:, None] * value for f, value in zip(factors, values)], axis=0)
         kept = set(np.flatnonzero(distances <= tolerance)) | {int(np.argmin(distances))}
         found = []
         for place in kept:

@@ -162,9 +162,9 @@ def _surrogates(batches: Mapping[str, Inputs], chosen: Mapping[str, Any]) -> Ite
                     log_ratio, mask = importance(leaf, t[anchor], t["mask"]), t["mask"]
                     marked = None
                     if surrogate.mark_scope is not None:
-                        flat = [one.detach()[mask] for one in (leaf, log_ratio, t["advantages"])]
+                        lp, lr, a = (one.detach()[mask] for one in (leaf, log_ratio, t["advantages"]))
                         marked = torch.zeros_like(mask)
-                        marked[mask] = surrogate.mark(StepTokens(*flat, torch.full_like(flat[0], 0.5)))
+                        marked[mask] = surrogate.mark(StepTokens(lp, lr, a, torch.full_like(a, 0.5)))
                     return surrogate(SurrogateInputs(leaf, log_ratio, t["advantages"], mask, marked)).token_loss
 
                 options = {"surrogate": name}
@@ -288,10 +288,10 @@ def _corrections(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
 def _aggregations(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
     import torch
 
+    from grpo_lab.instruments.loss_check.inputs import MAX_TOKENS
     from grpo_lab.policy.batching import totals_of
     from grpo_lab.tricks.aggregation import Constant
     from grpo_lab.tricks.convention import Width
-    from grpo_lab.instruments.loss_check.inputs import MAX_TOKENS
 
     aggregations = options_of("aggregation") | {"constant": Constant(MAX_TOKENS, Width.budget)}
     for name, aggregation in aggregations.items():

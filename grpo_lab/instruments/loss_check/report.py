@@ -77,9 +77,9 @@ def judge(
 ) -> Report:
     """The report on these answers.
 
-    `expected` are options that the loss is meant to have. `accumulate` is how the trainer joins the losses of microbatches: `sum`, or `mean`, which is the default for a
-    function that gets no counts of the whole step. Raises ValueError if a batch by which losses are identified has no
-    answer.
+    `expected` are options that the loss is meant to have. `accumulate` is how the trainer joins the losses of
+    microbatches: `sum`, or `mean`, which is the default for a function that gets no counts of the whole step.
+    Raises ValueError if a batch by which losses are identified has no answer.
     """
     for name in ("plain", "cut"):
         if name not in answers:

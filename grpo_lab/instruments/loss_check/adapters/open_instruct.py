@@ -25,7 +25,8 @@ def framework(path: Path | None) -> Framework:
     estimate = functions(models, {"torch": torch}, ["estimate_kl"])["estimate_kl"]
     space = functions(
         text,
-        {"torch": torch, "dataclass": dataclass, "field": field, "GRPOLossType": SimpleNamespace(dapo="dapo", cispo="cispo"),
+        {"torch": torch, "dataclass": dataclass, "field": field,
+         "GRPOLossType": SimpleNamespace(dapo="dapo", cispo="cispo"),
          "model_utils": SimpleNamespace(estimate_kl=estimate)},
         _NAMES, _NAMES[:1],
     )  # fmt: skip

@@ -34,7 +34,7 @@ def package(path: Path | None, own: str, distribution: str, *modules: str) -> tu
 class _Empty(types.ModuleType):
     """A module in which every name is an empty class, which as a decorator returns its function."""
 
-    __path__ = ()
+    __path__: Any = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
