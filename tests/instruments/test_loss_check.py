@@ -307,11 +307,11 @@ def test_another_published_loss_than_the_expected_one_fails() -> None:
 
 def test_a_surrogate_of_the_command_line_is_compared() -> None:
     def narrow(logprobs, old_logprobs, advantages, mask, num_tokens):
-        return over_tokens(ppo(logprobs, old_logprobs, advantages, 0.1, 0.3), mask, num_tokens)
+        return over_tokens(ppo(logprobs, old_logprobs, advantages, 0.15, 0.35), mask, num_tokens)
 
     assert not checked(narrow).equals
-    report = checked(narrow, overrides=["surrogate=ppo", "surrogate.clip_low=0.1", "surrogate.clip_high=0.3"])
-    assert report.ok and report.equals[0].startswith("surrogate=ppo surrogate.clip_low=0.1 surrogate.clip_high=0.3 ")
+    report = checked(narrow, overrides=["surrogate=ppo", "surrogate.clip_low=0.15", "surrogate.clip_high=0.35"])
+    assert report.ok and report.equals[0].startswith("surrogate=ppo surrogate.clip_low=0.15 surrogate.clip_high=0.35 ")
 
 
 # --- numbers --------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Inputs:
     num_live_rows: int  # rows with a token in the loss
     num_microbatches: int
     max_tokens: int = MAX_TOKENS
-    bf16: bool = False  # log-probs and advantages are to be rounded to bfloat16
+    bf16: bool = False  # log-probs and advantages are given in bfloat16
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -137,6 +137,14 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
     return replace(found, **digits)
 
 
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Numbers rounded to bfloat16; masks and indices as they are."""
+    if values.dtype != np.float64:
+        return values
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x8000) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
 def plain() -> Inputs:
     """Two groups; the mask has every response token."""
     return _batch(1, [8, 5, 1, 3, 6, 7, 2, 4], 1)
@@ -189,7 +197,8 @@ def calls() -> dict[str, Inputs]:
     zero = np.where(one.group_ids == 1, 0.0, one.advantages)
     found["tied group"] = replace(one, rewards=tied, advantages=zero)
     found["groups of one"] = replace(one, group_ids=np.arange(len(one.mask)))
-    found["bf16"] = replace(one, bf16=True)
+    found["rounded"] = replace(one, **{name: _rounded(value) for name, value in one.arrays.items()})
+    found["bf16"] = replace(found["rounded"], bf16=True)
     return found
 
 
