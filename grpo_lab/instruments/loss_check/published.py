@@ -172,7 +172,8 @@ def _surrogates(batches: Mapping[str, Inputs], chosen: Mapping[str, Any]) -> Ite
                     options |= {"importance": ratio, "old_policy": policy}
                 wanted = batches if ratio != UNLIMITED else {"extreme": batches["extreme"]}
                 yield _token_loss(wanted, options, "", loss)
-                if isinstance(surrogate, (Ppo, DualClip)) and name in _FAMILIES and ratio == "token":
+                planted = name in (*_FAMILIES, "sapo") and ratio == "token"
+                if planted and isinstance(surrogate, (Ppo, DualClip, Sapo)):
                     for fault, wrong in _planted(surrogate).items():
 
                         def faulty(leaf: Any, t: Any, wrong=wrong, anchor=anchor) -> Any:
@@ -185,8 +186,19 @@ def _planted(surrogate: Any) -> dict[str, Callable[[Any, Any, Any, Any], Any]]:
     """Ways to get a clipped surrogate wrong, each a function of log-probs, log-ratio, advantages and mask."""
     import torch
 
-    from grpo_lab.tricks.surrogate import DualClip, SurrogateInputs
+    from grpo_lab.tricks.surrogate import DualClip, Sapo, SurrogateInputs
 
+    if isinstance(surrogate, Sapo):
+
+        def gate(lr: Any, a: Any) -> Any:
+            tau = torch.where(a > 0, surrogate.tau_positive, surrogate.tau_negative)
+            return 4 / tau * torch.sigmoid(tau * (lr.exp() - 1))
+
+        return {
+            "the gate is a detached weight of the log-prob: tokens that moved far weigh more": lambda lp, lr, a, m: (
+                -gate(lr, a).detach() * a * lp
+            )
+        }
     low, high = surrogate.clip_low, surrogate.clip_high
 
     def of(log_ratio: Any, a: Any, mask: Any, option: Any = surrogate) -> Any:

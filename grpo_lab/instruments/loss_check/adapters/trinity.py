@@ -33,7 +33,7 @@ def framework(path: Path | None) -> Framework:
     )]  # fmt: skip
     cases += [
         case("gspo", "gspo_policy_loss", "GSPOLossFn", **gspo),
-        case("cispo", "cispo_policy_loss", "CISPOPolicyLossFn"),
+        case("cispo clip_range_high=0.2", "cispo_policy_loss", "CISPOPolicyLossFn", clip_range_high=0.2),
         case("sapo", "sapo_policy_loss", "SAPOPolicyLossFn"),
         case("topr", "topr_policy_loss", "TOPRPolicyLossFn"),
         case("sppo", "sppo_loss_fn", "sPPOPolicyLossFn"),
