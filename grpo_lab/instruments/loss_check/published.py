@@ -323,7 +323,7 @@ def _aggregations(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
 
 
 def _numbers(values: np.ndarray) -> Any:
-    return json.loads(json.dumps(values.tolist()), parse_float=lambda text: float(f"{float(text):.7g}"))
+    return json.loads(json.dumps(values.tolist()), parse_float=lambda text: float(f"{float(text):.6g}"))
 
 
 def written(tables: Tables) -> bytes:
