@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from grpo_lab import deferred
-from grpo_lab.instruments.loss_check.inputs import Inputs
-from grpo_lab.instruments.loss_check.match import Answer
+from grpo_lab.instruments.loss_check.inputs import LossInputs
+from grpo_lab.instruments.loss_check.match import LossAnswer
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -53,8 +53,8 @@ def arguments_of(function: Callable[..., Any], known: Sequence[str]) -> list[str
 
 
 def ask(
-    function: Callable[..., Any], calls: Mapping[str, Inputs], reads: Sequence[str]
-) -> tuple[dict[str, Answer], dict[str, str]]:
+    function: Callable[..., Any], calls: Mapping[str, LossInputs], reads: Sequence[str]
+) -> tuple[dict[str, LossAnswer], dict[str, str]]:
     """The function's answer to each call, and the error of each call that it could not answer."""
     answers, errors = {}, {}
     for name, inputs in calls.items():
@@ -65,7 +65,7 @@ def ask(
     return answers, errors
 
 
-def answer(function: Callable[..., Any], inputs: Inputs, reads: Sequence[str]) -> Answer:
+def answer(function: Callable[..., Any], inputs: LossInputs, reads: Sequence[str]) -> LossAnswer:
     """Loss and gradient of one call, in float64 unless the call is in bfloat16."""
     import torch
 
@@ -85,7 +85,7 @@ def answer(function: Callable[..., Any], inputs: Inputs, reads: Sequence[str]) -
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TypeError(f"the loss must be a tensor with one number, not {type(loss).__name__}")
     if not loss.requires_grad:
-        return Answer(float(loss.detach()), np.zeros(leaf.shape))
+        return LossAnswer(float(loss.detach()), np.zeros(leaf.shape))
     gradient = torch.autograd.grad(loss.sum(), leaf, allow_unused=True)[0]
     found = np.zeros(leaf.shape) if gradient is None else gradient.double().numpy()
-    return Answer(float(loss.detach()), found)
+    return LossAnswer(float(loss.detach()), found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_lab.tracking.terminal import say
 
 if TYPE_CHECKING:
-    from grpo_lab.instruments.loss_check.published import Tables
+    from grpo_lab.instruments.loss_check.published import PublishedTables
     from grpo_lab.instruments.loss_check.report import Report
 
 
@@ -79,8 +79,8 @@ def report_on(
     return judge(name, answers, errors, reads, accumulate, _configured(overrides), expected=expected)
 
 
-def _configured(overrides: Sequence[str]) -> Tables | None:
-    """Tables of the surrogate of these overrides; None without."""
+def _configured(overrides: Sequence[str]) -> PublishedTables | None:
+    """PublishedTables of the surrogate of these overrides; None without."""
     if not overrides:
         return None
     from grpo_lab.config.hydra_setup import compose_config

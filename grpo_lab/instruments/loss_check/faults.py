@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from grpo_lab.instruments.loss_check.inputs import Inputs, tabled
+from grpo_lab.instruments.loss_check.inputs import LossInputs, tabled
 from grpo_lab.instruments.loss_check.published import Weights
 
 # A row without a token in the loss is a row of the mean; not a fault, but not one of the two published denominators.
@@ -22,7 +22,7 @@ def faulty_aggregations() -> Iterator[Weights]:
         )
 
 
-def _of(batch: Inputs) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
+def _of(batch: LossInputs) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
     """Aggregation and fault, and the weights [N, T]."""
     mask, attention = batch.mask, batch.attention_mask
     rows, width = mask.shape

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.instruments.loss_check.inputs import IDENTIFIED_BY, calls, plain
-from grpo_lab.instruments.loss_check.match import Answer, shipped
+from grpo_lab.instruments.loss_check.match import LossAnswer, shipped
 from grpo_lab.instruments.loss_check.published import TokenLoss, Weights
 from grpo_lab.instruments.loss_check.report import Report, judge
 
@@ -76,7 +76,9 @@ def judge_file(path: Path) -> Report:
         given = json.loads(path.read_text())
         reads, found = given["reads"], given["answers"]
         answers = {
-            name: Answer(float(one["loss"]), None if one.get("gradient") is None else np.array(one["gradient"], float))
+            name: LossAnswer(
+                float(one["loss"]), None if one.get("gradient") is None else np.array(one["gradient"], float)
+            )
             for name, one in found.items()
         }
     except (KeyError, TypeError, json.JSONDecodeError) as error:

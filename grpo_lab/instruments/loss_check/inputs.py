@@ -23,7 +23,7 @@ _REWARDS = (1.0, 0.0, 0.7, -0.1)  # of a group, in some order: every group has t
 
 
 @dataclass(frozen=True)
-class Inputs:
+class LossInputs:
     """One call of the loss: what it may read, by the name of its argument.
 
     Log-probs [N, T] and the masks [N, T] have `PROMPT` prompt columns first, and a column holds the log-prob of its
@@ -60,16 +60,16 @@ class Inputs:
         spread = np.repeat(self.advantages[:, None], self.mask.shape[1], axis=1)
         return self.arrays | {"token_advantages": spread} | {name: getattr(self, name) for name in counts}
 
-    def counted(self) -> Inputs:
+    def counted(self) -> LossInputs:
         """With the counts of these rows as those of the step."""
         live = int(self.mask.any(axis=1).sum())
         return replace(self, num_tokens=int(self.mask.sum()), num_rows=len(self.mask), num_live_rows=live)
 
-    def rows(self, index: Any) -> Inputs:
+    def rows(self, index: Any) -> LossInputs:
         """Some rows, as a microbatch: the counts stay those of the step."""
         return replace(self, **{name: value[index] for name, value in self.arrays.items()})
 
-    def padded(self, left: int, right: int) -> Inputs:
+    def padded(self, left: int, right: int) -> LossInputs:
         """More columns that hold no token, with log-probs like those of tokens."""
 
         def wider(values: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ class Inputs:
 
         return replace(self, **{name: wider(value) for name, value in self.arrays.items()})
 
-    def without(self, removed: np.ndarray) -> Inputs:
+    def without(self, removed: np.ndarray) -> LossInputs:
         """Rows whose tokens are all out of the loss, and no response tokens either; the rows remain."""
         keep = ~removed[:, None]
         mask = self.mask & keep
@@ -98,7 +98,7 @@ def normalised(rewards: np.ndarray, group_ids: np.ndarray) -> np.ndarray:
     return found
 
 
-def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
+def _batch(seed: int, lengths: Sequence[int], padding: int) -> LossInputs:
     """Random log-probs; ratios to old policy and sampler go through the lists above, for each sign of advantages."""
     drawn = random.Random(seed)
     rows, width = len(lengths), PROMPT + max(lengths) + padding
@@ -128,7 +128,7 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
     columns = np.arange(width)[None, :]
     response = (columns >= PROMPT) & (columns < PROMPT + np.array(lengths)[:, None])
     prompts = np.array([PROMPT - row % PROMPT for row in range(rows)])[:, None]
-    found = Inputs(
+    found = LossInputs(
         logprobs, old, sampler, np.minimum(logprobs + ref, -0.01), response, response,
         response | ((columns < PROMPT) & (columns >= PROMPT - prompts)), advantages, rewards, groups,
         int(response.sum()), rows, rows, 1,
@@ -137,7 +137,7 @@ def _batch(seed: int, lengths: Sequence[int], padding: int) -> Inputs:
     return replace(found, **digits)
 
 
-def _far_from_bounds(batch: Inputs) -> Inputs:
+def _far_from_bounds(batch: LossInputs) -> LossInputs:
     """Ratios that rounding brings over no bound of a published option, in numbers that bfloat16 has."""
     rows, width = batch.mask.shape
     jitter = np.where(np.arange(width) % 2, 0.97, 1.03)[None, :]
@@ -155,12 +155,12 @@ def _rounded(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x8000) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
-def plain() -> Inputs:
+def plain() -> LossInputs:
     """Two groups; the mask has every response token."""
     return _batch(1, [8, 5, 1, 3, 6, 7, 2, 4], 1)
 
 
-def cut() -> Inputs:
+def cut() -> LossInputs:
     """Three groups; one response and some tokens of two others are out of the loss."""
     found = _batch(2, [3, 6, 4, 2, 5, 7, 1, 4, 6, 2, 5, 3], 3)
     mask = found.mask.copy()
@@ -169,7 +169,7 @@ def cut() -> Inputs:
     return replace(found, mask=mask).counted()
 
 
-def extreme() -> Inputs:
+def extreme() -> LossInputs:
     """One group, with log-ratios to the old policy of 4, 15, -15 and 25 nats."""
     found = _batch(3, [6, 2, 4, 3], 1)
     logprobs, old = found.logprobs.copy(), found.old_logprobs.copy()
@@ -184,12 +184,12 @@ IDENTIFIED_BY = ("plain", "cut")
 TABLED = (*IDENTIFIED_BY, "extreme")
 
 
-def tabled() -> dict[str, Inputs]:
+def tabled() -> dict[str, LossInputs]:
     """The batches of which the numbers of published losses are kept."""
     return {"plain": plain(), "cut": cut(), "extreme": extreme()}
 
 
-def calls() -> dict[str, Inputs]:
+def calls() -> dict[str, LossInputs]:
     """Every call of the check by its name; a microbatch is BATCH/ROWS:PLACE, such as plain/3-3-2:0."""
     found = tabled()
     one = found["plain"]
@@ -212,7 +212,7 @@ def calls() -> dict[str, Inputs]:
     return found
 
 
-def microbatches(batches: Mapping[str, Inputs]) -> Iterator[tuple[str, tuple[int, ...], int, Inputs]]:
+def microbatches(batches: Mapping[str, LossInputs]) -> Iterator[tuple[str, tuple[int, ...], int, LossInputs]]:
     """Batch, rows of each microbatch, place of this one, and its inputs."""
     for batch, splits in SPLITS.items():
         for sizes in splits:

@@ -10,14 +10,14 @@ import numpy as np
 
 from grpo_lab.instruments.loss_check.faults import EMPTY_ROWS, faulty_aggregations
 from grpo_lab.instruments.loss_check.inputs import GROUP, IDENTIFIED_BY, MAX_TOKENS
-from grpo_lab.instruments.loss_check.published import UNLIMITED, Tables, TokenLoss, Weights, read_tables
+from grpo_lab.instruments.loss_check.published import UNLIMITED, PublishedTables, TokenLoss, Weights, read_tables
 
 # Arguments without which a function cannot compute what an option does.
 _READS = {"sampler": "sampler_logprobs", "recomputed": "old_logprobs"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class LossAnswer:
     """A loss, and its gradient [N, T] by log-prob, None where only the loss is known."""
 
     loss: float
@@ -25,7 +25,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Match:
+class LossMatch:
     """A candidate with the gradient of the function.
 
     The function is `factor` times the published loss, plus `kl_coef` times a KL penalty where its options have one.
@@ -51,17 +51,17 @@ class Match:
 
 
 @cache
-def shipped() -> Tables:
+def shipped() -> PublishedTables:
     """The shipped tables with the faulty aggregations."""
     tables = read_tables()
-    return Tables(
+    return PublishedTables(
         tables.surrogates, tables.penalties, tables.corrections, [*tables.aggregations, *faulty_aggregations()]
     )
 
 
 def matches(
-    answers: Mapping[str, Answer], reads: Sequence[str], tolerance: float, tables: Tables | None = None
-) -> tuple[list[Match], Match]:
+    answers: Mapping[str, LossAnswer], reads: Sequence[str], tolerance: float, tables: PublishedTables | None = None
+) -> tuple[list[LossMatch], LossMatch]:
     """The candidates that agree, those with fewest faults first, and the nearest candidate of all.
 
     `reads` are the arguments of the function, which decide the candidates. `tables` are further surrogates. Without
@@ -78,7 +78,7 @@ def matches(
         None, *(p for p in known.penalties if references.get(p.options.get("reference", ""), "ref_logprobs") in reads)
     ]  # fmt: skip
     target = _Target(answers)
-    found: list[Match] = []
+    found: list[LossMatch] = []
     for surrogate in surrogates:
         allowed = corrections if surrogate.options.get("old_policy") != "sampler" else corrections[:0]
         allowed = allowed or [one for one in corrections if one.options["correction"] == "none"]
@@ -91,15 +91,15 @@ def matches(
     return sorted([one for one in agree if _rank(one) == fewest], key=lambda one: len(one.options)), nearest
 
 
-def finite(answer: Answer) -> bool:
+def finite(answer: LossAnswer) -> bool:
     return np.isfinite(answer.loss) and (answer.gradient is None or bool(np.isfinite(answer.gradient).all()))
 
 
-def _distance(one: Match) -> float:
+def _distance(one: LossMatch) -> float:
     return one.distance
 
 
-def _rank(one: Match) -> tuple[int, bool, bool, int]:
+def _rank(one: LossMatch) -> tuple[int, bool, bool, int]:
     """Candidates of the least rank are reported; a loss whose value is another is no better than one with a fault."""
     return len(one.faults) + one.value_differs, abs(one.factor - 1) > 1e-3, one.value_differs, len(one.notes)
 
@@ -112,7 +112,7 @@ def _possible(options: Mapping[str, str], reads: Sequence[str]) -> bool:
 class _Target:
     """The function's gradients on the batches that identify it, or its losses."""
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
+    def __init__(self, answers: Mapping[str, LossAnswer]) -> None:
         usable = [name for name in IDENTIFIED_BY if finite(answers[name])]
         gradients = [answers[name].gradient for name in usable]
         self.by_value = any(one is None for one in gradients)
@@ -129,7 +129,7 @@ class _Target:
         aggregations: Sequence[Weights],
         penalty: TokenLoss | None,
         tolerance: float,
-    ) -> list[Match]:
+    ) -> list[LossMatch]:
         """Matches within the tolerance, and the nearest of those beyond it."""
         pairs = [(correction, aggregation) for correction in corrections for aggregation in aggregations]
         columns, values = [], []
@@ -167,7 +167,7 @@ class _Target:
                 for corrected in (True, False)
             ]
             found.append(
-                Match(
+                LossMatch(
                     options, tuple(one for one in said if one != EMPTY_ROWS), (EMPTY_ROWS,) * said.count(EMPTY_ROWS),
                     factor, kl_coef, float(distances[place]), bool(off), surrogate, both[0], penalty, both[1],
                 )
@@ -194,7 +194,7 @@ def _least_squares(columns: Sequence[np.ndarray], target: np.ndarray) -> list[np
     ]
 
 
-def beyond_limits(match: Match) -> dict[str, np.ndarray]:
+def beyond_limits(match: LossMatch) -> dict[str, np.ndarray]:
     """The gradient on the extreme batch, by how the log-ratio is limited."""
     weights, surrogate = match.weights.values["extreme"][None], match.surrogate
     found = {"limited to 20 nats": surrogate.gradient("extreme", weights)[0]}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo_lab.instruments.loss_check.inputs import GROUP, Inputs, tabled
+from grpo_lab.instruments.loss_check.inputs import GROUP, LossInputs, tabled
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Tables:
+class PublishedTables:
     """Published numbers by axis."""
 
     surrogates: Sequence[TokenLoss]
@@ -96,11 +96,11 @@ def _composed() -> Any:
     return compose_config()
 
 
-def make_tables(surrogates: Mapping[str, Any] | None = None) -> Tables:
+def make_tables(surrogates: Mapping[str, Any] | None = None) -> PublishedTables:
     """All tables, or only those of these surrogates."""
     batches = tabled()
     chosen = options_of("surrogate") if surrogates is None else surrogates
-    return Tables(
+    return PublishedTables(
         [*_surrogates(batches, chosen)],
         [*_penalties(batches)],
         [*_corrections(batches)],
@@ -108,7 +108,7 @@ def make_tables(surrogates: Mapping[str, Any] | None = None) -> Tables:
     )
 
 
-def _tensors(batch: Inputs) -> dict[str, torch.Tensor]:
+def _tensors(batch: LossInputs) -> dict[str, torch.Tensor]:
     import torch
 
     found = {name: torch.tensor(value) for name, value in batch.arrays.items()}
@@ -129,7 +129,9 @@ def _slopes(loss: Callable[[Any], Any], logprobs: Any) -> tuple[np.ndarray, np.n
     return values.detach().numpy(), own.copy() if alone else full
 
 
-def _token_loss(batches: Mapping[str, Inputs], options: dict[str, str], fault: str, loss: Callable[..., Any]) -> Any:
+def _token_loss(
+    batches: Mapping[str, LossInputs], options: dict[str, str], fault: str, loss: Callable[..., Any]
+) -> Any:
     tensors = {name: _tensors(batch) for name, batch in batches.items()}
     found = {name: _slopes(lambda leaf, t=t: loss(leaf, t), t["logprobs"]) for name, t in tensors.items()}
     return TokenLoss(
@@ -137,7 +139,7 @@ def _token_loss(batches: Mapping[str, Inputs], options: dict[str, str], fault: s
     )
 
 
-def _surrogates(batches: Mapping[str, Inputs], chosen: Mapping[str, Any]) -> Iterator[TokenLoss]:
+def _surrogates(batches: Mapping[str, LossInputs], chosen: Mapping[str, Any]) -> Iterator[TokenLoss]:
     import torch
 
     from grpo_lab.tricks.importance import Token
@@ -247,7 +249,7 @@ def _planted(surrogate: Any) -> dict[str, Callable[[Any, Any, Any, Any], Any]]:
     return found
 
 
-def _penalties(batches: Mapping[str, Inputs]) -> Iterator[TokenLoss]:
+def _penalties(batches: Mapping[str, LossInputs]) -> Iterator[TokenLoss]:
     options = options_of("kl")
     for name in ("k2_loss", "k3_loss", "k3_unbiased"):
         penalty = replace(options[name], kl_coef=1.0)
@@ -274,7 +276,7 @@ def _penalties(batches: Mapping[str, Inputs]) -> Iterator[TokenLoss]:
         )
 
 
-def _corrections(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
+def _corrections(batches: Mapping[str, LossInputs]) -> Iterator[Weights]:
     import torch
 
     tensors = {name: _tensors(batch) for name, batch in batches.items()}
@@ -297,7 +299,7 @@ def _corrections(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
             yield Weights({"correction": name}, fault, wrong)
 
 
-def _aggregations(batches: Mapping[str, Inputs]) -> Iterator[Weights]:
+def _aggregations(batches: Mapping[str, LossInputs]) -> Iterator[Weights]:
     import torch
 
     from grpo_lab.instruments.loss_check.inputs import MAX_TOKENS
@@ -326,7 +328,7 @@ def _numbers(values: np.ndarray) -> Any:
     return json.loads(json.dumps(values.tolist()), parse_float=lambda text: float(f"{float(text):.6g}"))
 
 
-def written(tables: Tables) -> bytes:
+def written(tables: PublishedTables) -> bytes:
     """The tables as compressed JSON, the same bytes for the same numbers."""
     made = {}
     for kind, entries in vars(tables).items():
@@ -342,7 +344,7 @@ def written(tables: Tables) -> bytes:
     return gzip.compress(json.dumps(made, separators=(",", ":")).encode(), mtime=0)
 
 
-def read_tables(path: Path = TABLES) -> Tables:
+def read_tables(path: Path = TABLES) -> PublishedTables:
     """The shipped tables; needs no torch."""
     made = json.loads(gzip.decompress(path.read_bytes()))
 
@@ -355,7 +357,7 @@ def read_tables(path: Path = TABLES) -> Tables:
     def weights(kind: str) -> list[Weights]:
         return [Weights(e["options"], e["fault"], arrays(e, "values")) for e in made[kind]]
 
-    return Tables(losses("surrogates"), losses("penalties"), weights("corrections"), weights("aggregations"))
+    return PublishedTables(losses("surrogates"), losses("penalties"), weights("corrections"), weights("aggregations"))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.instruments.loss_check.inputs import GROUP, SPLITS, Inputs, calls, split_name
-from grpo_lab.instruments.loss_check.match import Answer, Match, beyond_limits, factor_text, finite, matches
-from grpo_lab.instruments.loss_check.published import Tables
+from grpo_lab.instruments.loss_check.inputs import GROUP, SPLITS, LossInputs, calls, split_name
+from grpo_lab.instruments.loss_check.match import LossAnswer, LossMatch, beyond_limits, factor_text, finite, matches
+from grpo_lab.instruments.loss_check.published import PublishedTables
 
 TOLERANCE = 1e-5  # of gradients, relative to their norm; the shipped numbers have six digits
 BF16 = 0.03  # bfloat16 has eight bits: a number is off by up to 0.4%
@@ -67,11 +67,11 @@ class Report:
 
 def judge(
     function: str,
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, LossAnswer],
     errors: Mapping[str, str],
     reads: Sequence[str],
     accumulate: str = "",
-    tables: Tables | None = None,
+    tables: PublishedTables | None = None,
     tolerance: float = TOLERANCE,
     expected: Mapping[str, str] | None = None,
 ) -> Report:
@@ -118,11 +118,11 @@ def judge(
 
 
 def _checks(
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, LossAnswer],
     errors: Mapping[str, str],
     reads: Sequence[str],
     how: str,
-    found: Sequence[Match],
+    found: Sequence[LossMatch],
     tolerance: float,
 ) -> Iterator[Check]:
     inputs = calls()
@@ -164,7 +164,7 @@ def _checks(
 class _Close:
     """Comparisons of answers."""
 
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, LossAnswer]
     errors: Mapping[str, str]
     tolerance: float
 
@@ -179,7 +179,7 @@ class _Close:
             return Check(name, "departs", "the gradient is not finite")
         return None
 
-    def same(self, title: str, name: str, whole: np.ndarray, sides: tuple[int, int], plain: Inputs) -> Check:
+    def same(self, title: str, name: str, whole: np.ndarray, sides: tuple[int, int], plain: LossInputs) -> Check:
         """The gradient with more columns against that without."""
         if (check := self.finite(name)) is not None:
             return Check(title, check.status, check.text)
@@ -216,9 +216,9 @@ class _Split:
 def _microbatches(
     batch: str,
     sizes: Sequence[int],
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, LossAnswer],
     errors: Mapping[str, str],
-    inputs: Inputs,
+    inputs: LossInputs,
     how: str,
     tolerance: float,
 ) -> _Split:
@@ -262,7 +262,7 @@ def _microbatches(
     return _Split(title, "departs", f"{found[0] if found else 'for no known reason'}; the gradient is multiplied", by)
 
 
-def _masked_row(close: _Close, plain: Inputs) -> Check:
+def _masked_row(close: _Close, plain: LossInputs) -> Check:
     """A row without a token against the same batch without that row."""
     name = "masked row"
     if (check := close.finite(name) or close.finite("row removed")) is not None:
@@ -282,7 +282,7 @@ def _masked_row(close: _Close, plain: Inputs) -> Check:
     return Check(name, "departs", f"it changes the gradient of the others by a factor of {scale:.4f}")
 
 
-def _tied(close: _Close, plain: Inputs, candidates: Sequence[Match]) -> Check:
+def _tied(close: _Close, plain: LossInputs, candidates: Sequence[LossMatch]) -> Check:
     name = "tied group"
     if (check := close.finite(name)) is not None:
         return check
@@ -301,17 +301,17 @@ def _tied(close: _Close, plain: Inputs, candidates: Sequence[Match]) -> Check:
 PULLING = ("dro", "ipo", "kimi", "kimi_token", "kl_cov", "sppo")
 
 
-def _without_gradient(name: str, one: Answer) -> Check:
+def _without_gradient(name: str, one: LossAnswer) -> Check:
     nothing = one.gradient is None or not one.gradient.any()
     return Check(name, "ok" if nothing else "departs", "finite, " + ("no gradient" if nothing else "but a gradient"))
 
 
-def _singletons(one: Answer) -> str:
+def _singletons(one: LossAnswer) -> str:
     nothing = one.gradient is not None and not one.gradient.any()
     return "finite" + (", no gradient" if nothing else "")
 
 
-def _extreme(close: _Close, candidates: Sequence[Match]) -> Check:
+def _extreme(close: _Close, candidates: Sequence[LossMatch]) -> Check:
     title = "log-ratios up to 25 nats"
     if (check := close.finite("extreme")) is not None:
         return Check(title, check.status, check.text)
