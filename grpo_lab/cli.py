@@ -650,6 +650,36 @@ def _add_diff(commands: argparse._SubParsersAction) -> None:
     diff.set_defaults(run=diff_runs)
 
 
+def check_loss(arguments: argparse.Namespace) -> None:
+    """Print which published loss a trainer's function computes, and where it departs from it."""
+    from grpo_lab.instruments.loss_check.command import check_loss
+
+    check_loss(arguments)
+
+
+def _add_check_loss(commands: argparse._SubParsersAction) -> None:
+    check = commands.add_parser(
+        "check-loss", help="which published loss a trainer's function computes, and its defects"
+    )
+    check.add_argument(
+        "target", nargs="?", metavar="MODULE:FUNCTION", help="a function of log-probs that returns a loss"
+    )
+    check.add_argument("overrides", nargs="*", help="one more surrogate, such as surrogate=ppo surrogate.clip_high=0.3")
+    check.add_argument(
+        "--accumulate", choices=["sum", "mean"], default="", help="how the trainer joins the losses of microbatches"
+    )
+    check.add_argument(
+        "--expect", nargs="+", default=[], metavar="AXIS=OPTION", help="fail if it computes another published loss"
+    )
+    check.add_argument("--answers", type=Path, metavar="FILE", help="losses and gradients on the calls of --write")
+    check.add_argument("--write", type=Path, metavar="FOLDER", help="write the calls and all published numbers as JSON")
+    check.add_argument("--framework", metavar="NAME", help="check a framework's own functions, such as trl")
+    check.add_argument("--path", type=Path, help="where it is: a folder of packages, or a clone")
+    check.add_argument("--case", action="append", metavar="NAME", help="only this function of the framework")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the reports as JSON too")
+    check.set_defaults(run=check_loss)
+
+
 def _add_import(commands: argparse._SubParsersAction) -> None:
     external = commands.add_parser("import", help="a run of TRL or prime-rl, as one that figures can draw beside ours")
     external.add_argument("framework", choices=["trl", "prime-rl"])
@@ -776,7 +806,7 @@ _GROUPS = {
     "Train": ("train", "sweep", "status", "stop"),
     "Results": ("figures", "report", "rollouts", "ui", "data", "tuned"),
     "Evaluate and compare": ("evaluate", "diff", "reproduce", "import", "sync", "claims"),
-    "Instruments": ("doctor", "microscope", "audit-reward"),
+    "Instruments": ("check-loss", "doctor", "microscope", "audit-reward"),
     "Plan": ("tricks", "explain", "design", "power", "metrics", "pass-rates", "cost-model"),
     "Shell": ("completion",),
     "dev": ("base", "graders", "docs"),
@@ -929,6 +959,7 @@ def command_line() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_audit(commands)
     _add_claims(commands)
     _add_instruments(commands)
+    _add_check_loss(commands)
     _add_completion(commands)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version")
     parser.description = f"{__doc__}\n{_grouped(commands)}"

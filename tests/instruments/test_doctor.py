@@ -170,9 +170,11 @@ def test_the_command_writes_json_and_a_page_and_exits_as_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def code(*words: str) -> int:
-        with pytest.raises(SystemExit) as ended:
+        try:
             main(["doctor", *words])
-        return int(ended.value.code or 0)
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
 
     sick, well = str(LOGS / "mismatch.jsonl"), str(LOGS / "healthy_dapo.jsonl")
     assert code(sick, "--json", str(tmp_path / "d.json"), "--html", str(tmp_path / "d.html")) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import IncompatibleRun, broken_rules
@@ -24,7 +25,10 @@ APPLIED = (
 _SWITCHES = ("recipe", "convention", "twin")
 # The whole batch is one optimiser step. The second pass has no other effect than that the old policy's log-probs are
 # read, so that a ratio is that of the stored policies.
-_WHOLE_BATCH = Updates(minibatches=1, passes=2, fresh_optimizer=False)
+_ONE_STEP = MappingProxyType({
+    "updates": Updates(minibatches=1, passes=2, fresh_optimizer=False),
+    "skip_rows_without_signal": False,
+})
 PLAIN, OWN = "plain", "run"
 
 
@@ -54,7 +58,7 @@ class OptionSet:
     @property
     def step(self) -> StepOptions:
         """The options of one optimiser step on the whole batch."""
-        run = replace(self.run, updates=_WHOLE_BATCH, skip_rows_without_signal=False)
+        run = replace(self.run, **_ONE_STEP)
         return StepOptions(
             run.logprob_tricks, run.baseline, run.scale, run.credit_tricks, run.teacher, run.loss_tricks,
             run.denominator, run.updates, run.seed,
@@ -101,7 +105,7 @@ def option_set(text: str, group_size: int, problems: int, seed: int) -> OptionSe
             )
     base = ["world=tiny", "tracking=none", f"group_size={group_size}", f"problems_per_step={problems}", f"seed={seed}"]
     config, choices = compose_with_choices([*base, *words])
-    run = to_run(config)
+    run = replace(to_run(config), **_ONE_STEP)
     notes = _left_out(choices, words, base)
     if errors := broken_rules(run).errors:
         raise IncompatibleRun("\n".join([f"--with {text}:", *(f"  - {one.describe(run, choices)}" for one in errors)]))
