@@ -25,10 +25,12 @@ APPLIED = (
 _SWITCHES = ("recipe", "convention", "twin")
 # The whole batch is one optimiser step. The second pass has no other effect than that the old policy's log-probs are
 # read, so that a ratio is that of the stored policies.
-_ONE_STEP = MappingProxyType({
-    "updates": Updates(minibatches=1, passes=2, fresh_optimizer=False),
-    "skip_rows_without_signal": False,
-})
+_ONE_STEP = MappingProxyType(
+    {
+        "updates": Updates(minibatches=1, passes=2, fresh_optimizer=False),
+        "skip_rows_without_signal": False,
+    }
+)
 PLAIN, OWN = "plain", "run"
 
 
