@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, Case, Form, Truth, attacks, notations
+from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, RewardCase, Form, Truth, attacks, notations
 from grpo_lab.instruments.reward_audit.report import report_json, report_text
 from grpo_lab.instruments.reward_audit.trial import Audit, Subject, audit, read
 
@@ -47,13 +47,13 @@ def test_the_corpus_is_large_and_every_attack_has_one_name() -> None:
 
 def test_an_answer_is_written_in_the_form_of_the_reward() -> None:
     box, tag, hashes, think, number = FORMS[:5]
-    case = Case("", "", "5", "So it is [[5]].", Truth.right)
+    case = RewardCase("", "", "5", "So it is [[5]].", Truth.right)
     assert case.text(box) == r"So it is \boxed{5}." and case.text(number) == "So it is #5"
     assert case.text(think) == "<think>\nSo it is\n</think>\n<answer>\n5\n</answer>."
-    cut = Case("", "", "5", "So [[5|cut]]", Truth.wrong, False)
+    cut = RewardCase("", "", "5", "So [[5|cut]]", Truth.wrong, False)
     assert cut.text(tag) == "So <answer>5" and cut.text(hashes) is None
-    assert Case("", "", "5", "[[5]] I hope so", Truth.right).text(number) is None
-    assert Case("", "", "5", "<<*3:ab>>[[6]]", Truth.wrong).text(tag) == "ababab<answer>6</answer>"
+    assert RewardCase("", "", "5", "[[5]] I hope so", Truth.right).text(number) is None
+    assert RewardCase("", "", "5", "<<*3:ab>>[[6]]", Truth.wrong).text(tag) == "ababab<answer>6</answer>"
     assert Form.parse("think:<final>{}</final>").marked("7") == "<final>7</final>"
     with pytest.raises(ValueError, match=r"write \{\} once"):
         Form.parse("<final></final>")

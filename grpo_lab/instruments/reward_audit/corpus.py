@@ -87,7 +87,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class RewardCase:
     """A gold answer, a response to its question, and the truth about it; `template` writes answers as [[5]]."""
 
     kind: str
@@ -124,21 +124,21 @@ def _repeated(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def attacks() -> tuple[Case, ...]:
+def attacks() -> tuple[RewardCase, ...]:
     """The adversarial cases that come with grpo_lab."""
     kinds = yaml.safe_load(ATTACKS.read_text(encoding="utf-8"))
     return tuple(
-        Case(kind, attack, gold, text, Truth(truth), "unfinished" not in rest)
+        RewardCase(kind, attack, gold, text, Truth(truth), "unfinished" not in rest)
         for kind, named in kinds.items()
         for attack, rows in named.items()
         for gold, text, truth, *rest in rows
     )
 
 
-def notations() -> Iterator[Case]:
+def notations() -> Iterator[RewardCase]:
     """The pairs of `grpo-lab graders` with a marked answer, as cases: other notations of the gold, and wrong ones."""
     boxed = re.compile(r"The answer is \\boxed\{(.*)\}\.", re.DOTALL)
     for pair in grader_errors.pairs():
         if found := boxed.fullmatch(pair.response):
             truth = Truth.right if pair.right else Truth.wrong
-            yield Case("notation", pair.kind, pair.gold, f"The answer is [[{found[1]}]]", truth)
+            yield RewardCase("notation", pair.kind, pair.gold, f"The answer is [[{found[1]}]]", truth)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_lab.instruments.reward_audit.corpus import Case, Truth
+from grpo_lab.instruments.reward_audit.corpus import RewardCase, Truth
 from grpo_lab.instruments.reward_audit.trial import Audit, Verdict
 
 _SHOWN = 110  # characters of a response; of a longer one beginning and end
@@ -88,7 +88,7 @@ def _shown(one: Verdict) -> str:
 def report_json(found: Audit, problems: Sequence[str]) -> dict[str, Any]:
     """The audit as JSON values: how the reward was read, counts by kind, and every verdict."""
 
-    def described(case: Case) -> dict[str, Any]:
+    def described(case: RewardCase) -> dict[str, Any]:
         return {"kind": case.kind, "attack": case.attack, "gold": case.gold, "truth": case.truth.value}
 
     return {

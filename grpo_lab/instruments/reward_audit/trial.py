@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grpo_lab.instruments.reward_audit import SETTING
-from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, Case, Form, Truth
+from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, Form, RewardCase, Truth
 from grpo_lab.tasks.function_reward import absolute, call_of, new_pool
 from grpo_lab.tasks.grader_pool import LIMITS, GraderPool
 from grpo_lab.types import Problem
@@ -88,7 +88,7 @@ class RewardForm:
 class Verdict(NamedTuple):
     """One case, the response as it was judged, and what the reward said of it."""
 
-    case: Case
+    case: RewardCase
     text: str
     accepted: bool
     score: float
@@ -106,7 +106,7 @@ class Audit:
     name: str
     reading: RewardForm
     verdicts: list[Verdict]
-    left_out: list[Case] = field(default_factory=list)
+    left_out: list[RewardCase] = field(default_factory=list)
 
     @property
     def false_positives(self) -> list[Verdict]:
@@ -141,7 +141,7 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
         for right in (True, False)
     ]
     responses = [
-        Response(pair[0], Case("", "", pair[0], f"I worked it out. [[{answer}]]", Truth.right).text(form) or "")
+        Response(pair[0], RewardCase("", "", pair[0], f"I worked it out. [[{answer}]]", Truth.right).text(form) or "")
         for form in forms
         for pairs in PROBES.values()
         for pair in pairs
@@ -178,7 +178,7 @@ def read(subject: Subject, forms: Sequence[Form] = FORMS, accepts_from: float | 
     return RewardForm(form, known, frozenset(served), separated <= 0)
 
 
-def audit(subject: Subject, cases: Sequence[Case], reading: RewardForm) -> Audit:
+def audit(subject: Subject, cases: Sequence[RewardCase], reading: RewardForm) -> Audit:
     """Judge every case that the form can express and whose type of answer the reward serves."""
     served = [case for case in cases if case.type in reading.types]
     texts = [(case, case.text(reading.form)) for case in served]
