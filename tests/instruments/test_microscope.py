@@ -16,6 +16,7 @@ import torch
 from helpers import shapes_unchecked, tiny_model
 from short_runs import SMALL, metrics_of, run_in_process
 
+from grpo_lab.analysis.build import build_report
 from grpo_lab.analysis.report.reader import read_rollouts
 from grpo_lab.cli import main
 from grpo_lab.instruments.microscope.command import LookRequest, look
@@ -32,6 +33,7 @@ from grpo_lab.instruments.microscope.measure import Extras, Policy, measure, tok
 from grpo_lab.instruments.microscope.option_sets import option_set, words_of
 from grpo_lab.tasks.base import Grader
 from grpo_lab.tasks.verifiers import Lenient, Strict
+from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Microbatching, Problem, Rollouts
 
@@ -112,6 +114,17 @@ def test_what_a_run_stores_is_the_format(plain: Path, tmp_path: Path) -> None:
         assert np.allclose(ratio, row["token_ratio"], rtol=1e-5) and len(row["token_ids"]) == len(row["tokens"])
     moved = np.concatenate(table["token_ratio"].tolist())
     assert np.abs(moved - 1).max() > 0.02, "one step later the policy has moved"
+
+
+def test_the_report_of_a_sweep_shows_what_was_looked_at(plain: Path, tmp_path: Path) -> None:
+    runs = plain.parents[1]
+    cell = CellRecord("plain", "", 0, plain.relative_to(runs).as_posix())
+    record_sweep(runs, "probe", [cell], None, None, "", [], None, None)
+    before = build_report("probe", str(runs), None, tmp_path, ["test"])[0].read_text()
+    look(LookRequest(plain, 3, ("scale=none",), None, 1.0, None, 64, 1, None, None), lambda _: None)
+    after = build_report("probe", str(runs), None, tmp_path, ["test"])[0].read_text()
+    assert "Microscope" not in before and "Microscope" in after
+    assert "plain, seed 0" in after and "scale=none" in after and "gradient in the weights" in after
 
 
 def test_the_page_documents_every_column() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab import cli
-from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, RewardCase, Form, Truth, attacks, notations
+from grpo_lab.instruments.reward_audit.corpus import FORMS, AnswerType, Form, RewardCase, Truth, attacks, notations
 from grpo_lab.instruments.reward_audit.report import report_json, report_text
 from grpo_lab.instruments.reward_audit.trial import Audit, Subject, audit, read
 
