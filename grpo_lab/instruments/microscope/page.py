@@ -58,7 +58,7 @@ def _changed(plain: Measured, other: Measured, step: StoredStep) -> HtmlTable:
         problem = step.rollouts.problems[row // size]
         rows.append([
             f"{_word(step, row, column)!r}", f"{problem.question or problem.id}, response {row % size}", column + 1,
-            *(f"{one.weights[row, column]:+.3g}" for one in (plain, other)),
+            *(f"{float(one.weights[row, column]) + 0.0:+.3g}" for one in (plain, other)),
         ])  # fmt: skip
     caption = f"Tokens that {_wrapped(other.name)} moves most, each weight beside the largest of its options"
     return HtmlTable(
