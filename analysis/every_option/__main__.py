@@ -9,7 +9,6 @@ option that learns nothing with the first seed is run with the second one too.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -148,12 +148,14 @@ def train(words: Sequence[str], seed: int, runs_dir: Path) -> tuple[str, str]:
     """Train the run of these overrides, or read it where it is finished: its folder, and why it failed if it did."""
     output = runs_dir / "output"
     output.mkdir(parents=True, exist_ok=True)
-    with (output / f"{os.getpid()}.log").open("w") as log:
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            print(*words)
-            try:
-                run = api.train(*words, runs_dir=str(runs_dir), seed=seed)
-            except Exception as error:
-                traceback.print_exc()
-                return "", f"{type(error).__name__}: {error}"
+    with contextlib.ExitStack() as entered:
+        log = entered.enter_context((output / f"{os.getpid()}.log").open("w"))
+        entered.enter_context(contextlib.redirect_stdout(log))
+        entered.enter_context(contextlib.redirect_stderr(log))
+        print(*words)
+        try:
+            run = api.train(*words, runs_dir=str(runs_dir), seed=seed)
+        except Exception as error:
+            traceback.print_exc()
+            return "", f"{type(error).__name__}: {error}"
     return str(run.folder), "" if run.status == "done" else f"the run ended {run.status}"

@@ -102,6 +102,11 @@ CASES = (
         beside=frozenset({"credit_is_of_tokens"}),
     ),
     Case(
+        "twin_of_mixed_rows",
+        "twin=random update_mask=opsm teacher=on_policy teacher.path=there scale=none",
+        ("importance=token update_mask=none", "teacher=none", "twin.of=[surrogate]"),
+    ),
+    Case(
         "twin_of_a_correction_in_the_updates",
         "twin=random correction=tis_token old_policy=log_linear schedule=one_step_off schedule.lag=2",
         ("old_policy=recomputed", "twin.of=[surrogate]"),
@@ -761,7 +766,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "twin_of_a_penalty": lambda f: f["surrogate.pulls_without_advantage"] and f["twin.of_axis"](Selects.surrogate),
     "twin_of_mixed_rows": lambda f: (
-        f["baseline.per_token"]
+        any((f["baseline.per_token"], f["teacher.needs_model"]))
         and any(
             (
                 _twin_of_the_surrogate(f) and not f["importance.per_token"],
