@@ -738,8 +738,9 @@ WARNINGS: tuple[Rule, ...] = (
             and run.surrogate.uses_ratio
             and (run.surrogate.sequence_level or run.importance.averages)
         ),
-        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
-        "set aggregation=sequence_mean, as the papers do",
+        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length, "
+        "which LUSPO means to and GSPO and GMPO do not",
+        "set aggregation=sequence_mean, as GSPO and GMPO do, or keep it to study LUSPO's weight",
     ),
     Rule(
         "width_is_for_tokens",

@@ -433,6 +433,7 @@ CASES = (
         ("aggregation=sequence_mean",),
     ),
     Case("rows_weigh_by_length", "surrogate=gmpo aggregation=constant", ("aggregation=sequence_mean",)),
+    Case("rows_weigh_by_length", "recipe=luspo", ("aggregation=sequence_mean",)),
     Case("width_is_for_tokens", "importance=sequence", ("surrogate=ppo_gspo",)),
     Case("width_is_for_tokens", "importance=sequence_token surrogate=dual_clip", ("surrogate=ppo_gspo",)),
     Case("square_is_not_summed", "surrogate=kimi", ("aggregation=sequence_sum", "aggregation=constant")),
