@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 import grpo_lab.loop  # noqa: F401  # imported once, before each run is forked
-from every_option.results import RESULTS, read_results
+from every_option.results import RESULTS, learns, read_results
 from every_option.runs import TRAINED, axis_of, is_default, options, outcome, settings, train, words_of
-from every_option.verdicts import learns
 from grpo_lab import api
 from grpo_lab.config.hydra_setup import bootstrap
 from grpo_lab.deferred import load
@@ -61,7 +60,7 @@ def measure(option: str, run: Runs) -> list[dict[str, Any]]:
             default = next(one for one in options() if axis_of(one) == axis_of(option) and is_default(one))
             made = run(words_of(option, setting), seed), run(words_of(default, setting), seed)
             found.append(asdict(outcome(option, setting, seed, *made)))
-            if learns(found[-1]):
+            if learns(found[-1:]):
                 break
     return found
 

@@ -37,13 +37,14 @@ TRAINED = "{trained}"  # in a setting: the weights at the end of the run of the 
 
 @dataclass(frozen=True)
 class Settings:
-    """The content of settings.yaml: overrides per axis and option, and reasons why an option is a no-op or not run."""
+    """The content of settings.yaml: overrides per axis and option, and the reasons for exceptions."""
 
     base: list[str]
     axes: dict[str, list[str]]
     options: dict[str, list[str]]
     elsewhere: dict[str, list[str]]
     no_op: dict[str, str]
+    no_gain: dict[str, str]
     left_out: dict[str, str]
 
     def places(self, option: str) -> list[list[str]]:
@@ -109,14 +110,14 @@ def outcome(option: str, setting: Sequence[str], seed: int, run: api.Run, defaul
     axis = axis_of(option)
     metric = COUNTS.get(axis, fraction_metric(axis))
     points, plain = run.metrics.set_index("step"), default.metrics.set_index("step")
-    heldout = points[HELDOUT].dropna()
+    heldout, plainly = points[HELDOUT].dropna(), plain[HELDOUT].dropna()
     norms = [table["train/update_norm"].dropna().to_dict() for table in (points, plain)]
     return Outcome(
         list(setting),
         seed,
-        round(float(heldout.iloc[0]), 4),
+        round(float((plainly if axis == "sft" else heldout).iloc[0]), 4),  # fine-tuning is over at step 0
         round(float(heldout.iloc[-1]), 4),
-        round(float(plain[HELDOUT].dropna().iloc[-1]), 4),
+        round(float(plainly.iloc[-1]), 4),
         metric,
         _mean(points, metric),
         _mean(plain, metric),
@@ -138,8 +139,7 @@ def _mean(points: pd.DataFrame, metric: str) -> float | None:
 def first_apart(one: Mapping[int, float], other: Mapping[int, float]) -> int | None:
     """The first step at which two runs' update norms differ by more than rounding; None if they never do."""
     for step in sorted(one.keys() | other.keys()):
-        here, there = one.get(step, math.inf), other.get(step, math.inf)
-        if not abs(here - there) <= APART * max(here, there):
+        if step not in one or step not in other or not math.isclose(one[step], other[step], rel_tol=APART):
             return step
     return None
 
