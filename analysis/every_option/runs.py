@@ -111,7 +111,6 @@ def outcome(option: str, setting: Sequence[str], seed: int, run: api.Run, defaul
     metric = COUNTS.get(axis, fraction_metric(axis))
     points, plain = run.metrics.set_index("step"), default.metrics.set_index("step")
     heldout, plainly = points[HELDOUT].dropna(), plain[HELDOUT].dropna()
-    norms = [table["train/update_norm"].dropna().to_dict() for table in (points, plain)]
     return Outcome(
         list(setting),
         seed,
@@ -121,7 +120,7 @@ def outcome(option: str, setting: Sequence[str], seed: int, run: api.Run, defaul
         metric,
         _mean(points, metric),
         _mean(plain, metric),
-        first_apart(*norms),
+        first_apart(_norms(points), _norms(plain)),
         axis in _ending(run)["no_ops"],
         round(float(points["budget/device_seconds"].iloc[-1]), 1),
     )
@@ -131,9 +130,15 @@ def _ending(run: api.Run) -> dict[str, Any]:
     return json.loads((run.folder / "DONE").read_text())
 
 
+def _norms(points: pd.DataFrame) -> dict[int, float]:
+    found = points["train/update_norm"].dropna()
+    return dict(zip(found.index.tolist(), found.tolist()))
+
+
 def _mean(points: pd.DataFrame, metric: str) -> float | None:
-    found = points[metric].dropna() if metric in points else []
-    return float(f"{found.mean():.4g}") if len(found) else None
+    if metric not in points or points[metric].isna().all():
+        return None
+    return float(f"{points[metric].mean():.4g}")
 
 
 def first_apart(one: Mapping[int, float], other: Mapping[int, float]) -> int | None:
