@@ -103,7 +103,7 @@ CASES = (
     ),
     Case(
         "twin_of_mixed_rows",
-        "twin=random update_mask=opsm teacher=on_policy teacher.path=there scale=none",
+        "twin=random update_mask=opsm teacher=opsd scale=none",
         ("importance=token update_mask=none", "teacher=none", "twin.of=[surrogate]"),
     ),
     Case(
