@@ -42,7 +42,7 @@ class Runs:
         """The finished run. Raises RuntimeError where it failed."""
         if any(TRAINED in word for word in words):
             trained = self(settings().base, SEEDS[0]).folder / "checkpoints"
-            words = [word.replace(TRAINED, str(max(trained.glob("step=*")))) for word in words]
+            words = [word.replace(TRAINED, f"'{max(trained.glob('step=*'))}'") for word in words]
         key = (*words, seed)
         if key not in self.known:
             self.known[key] = self.pool.apply(train, (list(words), seed, self.runs_dir))

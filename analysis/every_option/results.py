@@ -67,7 +67,8 @@ def options_table(path: Path = RESULTS) -> str:
             accuracy = ", ".join(f"{run['before']:.2f} -> {run['after']:.2f}" for run in first)
             where = (acting(runs) or runs[-1])["setting"]
             words = " ".join(f"`{word}`" for word in where)
-            lines.append(f"| `{option}` | {accuracy} | {_acts(option, runs)} | {words} |")
+            why = f"; no gain: {settings().no_gain[option]}" if option in settings().no_gain else ""
+            lines.append(f"| `{option}` | {accuracy}{why} | {_acts(option, runs)} | {words} |")
     return "\n".join(lines)
 
 
