@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 
-from grpo_lab.config.catalogue import option_text, plain_options
+from grpo_lab.config.catalogue import option_text, plain_options, recipe_overrides
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.run_config import flat, slot_types
 from grpo_lab.config.user_files import FOLDERS, user_folders
@@ -358,13 +358,18 @@ def _keys(slot: str, option: str) -> set[str]:
     return set(flat(written)).union(*(_keys(slot, base) for base in bases))
 
 
+def _keys_of_options(slot: str) -> dict[str, set[str]]:
+    """Option of the slot -> its dotted keys, the user's own options too."""
+    files = [path for folder in (conf_folder(), *user_folders()) for path in (folder / slot).glob("*.yaml")]
+    return {option: _keys(slot, option) for option in sorted(path.stem for path in files)}
+
+
 def _of_another_option(key: str, value: str) -> str:
     """The error for a key that the chosen option of its slot lacks; "" if no option has it or one like it."""
     slot, _, name = key.partition(".")
     if slot not in slot_types():
         return ""
-    files = [path for folder in (conf_folder(), *user_folders()) for path in (folder / slot).glob("*.yaml")]
-    keys = {option: _keys(slot, option) for option in sorted(path.stem for path in files)}
+    keys = _keys_of_options(slot)
     near = next(iter(get_close_matches(name, sorted(set().union(*keys.values())), 1, cutoff=_CLOSE)), "")
     having = [option for option in keys if near in keys[option]]
     if not near:
@@ -380,6 +385,24 @@ def _of_another_option(key: str, value: str) -> str:
     verb = "has" if len(having) == 1 else "have"
     start = f"there is no key {key!r} in the chosen {slot}:" if near == name else asked
     return f"{start} {slot}={', '.join(having)} {verb} it: type {typed}"
+
+
+def _of_another_slot(group: str, option: str, key: str) -> str:
+    """The error for a key that an option of `group`, such as a recipe, sets and the chosen option of its slot lacks.
+
+    "" where the group is the key's own slot, or no option has the key.
+    """
+    slot, _, name = key.partition(".")
+    having = [one for one, keys in _keys_of_options(slot).items() if name in keys] if slot in slot_types() else []
+    if group == slot or not having:
+        return ""
+    chosen = f"{group}={option}"
+    remedy = f"choose one that has it, {slot}={', '.join(having)}"
+    start = f"{chosen} sets {key}, which the chosen {slot} does not have: {remedy}"
+    if group != "recipe":
+        return f"{start}, or leave {chosen} out"
+    rest = (f"{axis}={name}" for axis, name in recipe_overrides().get(option, {}).items() if axis not in (slot, key))
+    return f"{start}; or type the rest of the recipe in place of {chosen}: {' '.join(rest)}"
 
 
 def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
@@ -414,6 +437,9 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         near = get_close_matches(key.split(".")[0], keys, 1, cutoff=_CLOSE)
         guess = f"did you mean {near[0]!r}? " if near and near[0] != key.split(".")[0] else ""
         return f"there is no key {key!r}: {guess}--help lists the options, --cfg job every key"
+    foreign = re.match(r"In '(\w+)/(\w+)': ConfigKeyError.*?full_key: ([\w.]+)", str(error), re.DOTALL)
+    if foreign and (elsewhere := _of_another_slot(*foreign.groups())):
+        return elsewhere
     if "Key 'experiments' not in" in str(error):
         return f"{first.partition(':')[0]}: the file's first line must be `# @package _global_`"
     if cause is not None and str(cause).strip():

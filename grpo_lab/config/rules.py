@@ -122,16 +122,16 @@ ERRORS: tuple[Rule, ...] = (
     ),
     Rule(
         "twin_of_mixed_rows",
-        ("twin", "surrogate", "importance", "update_mask", "baseline"),
+        ("twin", "surrogate", "importance", "update_mask", "baseline", "teacher"),
         lambda run: (
-            run.baseline.per_token
+            (run.baseline.per_token or run.teacher.needs_model)
             and (
                 (_has_twin(Selects.surrogate)(run) and not run.importance.per_token)
                 or (_has_twin(Selects.update_mask)(run) and not run.update_mask.divides_rows)
             )
         ),
         "a response has one ratio and its tokens have advantages of both signs, so neither rows nor tokens are clipped",
-        "set importance=token and update_mask=none, or a baseline with one advantage per response",
+        "set importance=token and update_mask=none, or a baseline with one advantage per response and teacher=none",
     ),
     Rule(
         "twin_of_a_correction_in_the_updates",
@@ -738,8 +738,9 @@ WARNINGS: tuple[Rule, ...] = (
             and run.surrogate.uses_ratio
             and (run.surrogate.sequence_level or run.importance.averages)
         ),
-        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length",
-        "set aggregation=sequence_mean, as the papers do",
+        "every token carries its response's ratio, so this aggregation weighs that ratio by the response's length, "
+        "which LUSPO means to and GSPO and GMPO do not",
+        "set aggregation=sequence_mean, as GSPO and GMPO do, or keep it to study LUSPO's weight",
     ),
     Rule(
         "width_is_for_tokens",

@@ -142,7 +142,7 @@ class Balanced(Aggregation):
         self, token_loss: Float[Tensor, "M T"], loss_mask: Bool[Tensor, "M T"], totals: Totals
     ) -> Float[Tensor, ""]:
         row_sums = (token_loss * loss_mask).sum(dim=1)
-        shares = totals.side_rows / totals.problem_rows.clamp(min=1)
+        shares = totals.side_rows.to(row_sums.dtype) / totals.problem_rows.clamp(min=1)
         return (row_sums * shares / totals.side_tokens.clamp(min=1)).sum() / max(totals.num_problems, 1)
 
 

@@ -102,6 +102,11 @@ CASES = (
         beside=frozenset({"credit_is_of_tokens"}),
     ),
     Case(
+        "twin_of_mixed_rows",
+        "twin=random update_mask=opsm teacher=opsd scale=none",
+        ("importance=token update_mask=none", "teacher=none", "twin.of=[surrogate]"),
+    ),
+    Case(
         "twin_of_a_correction_in_the_updates",
         "twin=random correction=tis_token old_policy=log_linear schedule=one_step_off schedule.lag=2",
         ("old_policy=recomputed", "twin.of=[surrogate]"),
@@ -428,6 +433,7 @@ CASES = (
         ("aggregation=sequence_mean",),
     ),
     Case("rows_weigh_by_length", "surrogate=gmpo aggregation=constant", ("aggregation=sequence_mean",)),
+    Case("rows_weigh_by_length", "recipe=luspo", ("aggregation=sequence_mean",)),
     Case("width_is_for_tokens", "importance=sequence", ("surrogate=ppo_gspo",)),
     Case("width_is_for_tokens", "importance=sequence_token surrogate=dual_clip", ("surrogate=ppo_gspo",)),
     Case("square_is_not_summed", "surrogate=kimi", ("aggregation=sequence_sum", "aggregation=constant")),
@@ -761,7 +767,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     ),
     "twin_of_a_penalty": lambda f: f["surrogate.pulls_without_advantage"] and f["twin.of_axis"](Selects.surrogate),
     "twin_of_mixed_rows": lambda f: (
-        f["baseline.per_token"]
+        any((f["baseline.per_token"], f["teacher.needs_model"]))
         and any(
             (
                 _twin_of_the_surrogate(f) and not f["importance.per_token"],

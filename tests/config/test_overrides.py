@@ -219,6 +219,35 @@ def test_a_key_of_another_option_is_named_with_that_option(argument: str, said: 
     assert said in str(refused.value)
 
 
+def test_a_number_of_a_recipe_that_the_chosen_option_lacks_is_named_with_what_to_type() -> None:
+    with pytest.raises(ValueError) as refused:
+        compose_config(["recipe=scalerl", "optimizer=sgd"])
+    said = str(refused.value)
+    assert said.startswith("recipe=scalerl sets optimizer.eps, which the chosen optimizer does not have: choose one ")
+    assert "optimizer=adamw, adamw_cosine, " in said and "sgd" not in said
+    typed = said.partition("in place of recipe=scalerl: ")[2].split()
+    config, choices = compose_with_choices(["optimizer=sgd", *typed])
+    assert config.optimizer.weight_decay == 0.01 and config.reward.wrong == -1
+    _, whole = compose_with_choices(["recipe=scalerl"])
+    assert {slot for slot in whole if choices[slot] != whole[slot]} == {"recipe", "optimizer"}
+
+
+@pytest.mark.extended
+def test_a_number_of_a_group_of_ones_own_that_the_chosen_option_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that no option has is a mistake in the file itself, and Hydra's message names that."""
+    (tmp_path / "world").mkdir()
+    file = tmp_path / "world" / "mine.yaml"
+    monkeypatch.setenv("GRPO_LAB_CONFIG_PATH", str(tmp_path))
+    file.write_text("# @package _global_\n# Mine.\ndefaults: []\nkl: {kl_coef: 0.1}\n")
+    with pytest.raises(ValueError, match=r"world=mine sets kl.kl_coef, .* have: choose .*, or leave world=mine out"):
+        compose_config(["world=mine"])
+    file.write_text("# @package _global_\n# Mine.\ndefaults: []\nkl: {nothing: 0.1}\n")
+    with pytest.raises(ValueError, match="Key 'nothing' not in"):
+        compose_config(["world=mine"])
+
+
 @pytest.mark.extended
 def test_a_key_of_an_option_of_ones_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kl").mkdir()

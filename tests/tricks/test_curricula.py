@@ -330,12 +330,15 @@ def test_numbers_of_prompt_replay_out_of_range_are_named(field: str, value: floa
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("schedule", ["sync", "in_flight"])
-def test_a_replay_survives_a_kill(tmp_path: Path, schedule: str) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [("schedule=sync",), ("schedule=in_flight", "schedule.max_lag=1", "task.train_size=48")],  # 32 are on their way
+    ids=lambda words: words[0],
+)
+def test_a_replay_survives_a_kill(tmp_path: Path, schedule: tuple[str, ...]) -> None:
     """Half the run, and the rest by the same command: who comes again, and every weight, as in one go."""
     words = ("curriculum=prompt_replay", "curriculum.cooldown=1", "curriculum.lowest=0.1", "curriculum.highest=0.9",
-             f"schedule={schedule}", "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT,
-             *SMALL)  # fmt: skip
+             "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT, *SMALL, *schedule)  # fmt: skip
     whole = run_in_process(tmp_path / "whole", *words)
     memory = load_state(latest(whole / "checkpoints"))["queue"]["memory"]
     assert sum(memory["asked_again"].values()) > 2

@@ -787,13 +787,27 @@ def test_what_is_on_an_untrained_row_changes_nothing(case, seed) -> None:
     assert (gradient[out] == 0).all()
 
 
-@by_loss(lambda run: run.surrogate.mark_scope is None and not run.aggregation.reads_signs)
+def side_weights(run: RunConfig, inputs: StepInputs) -> Tensor:
+    """What a token of each row [N] weighs in Balanced, counted row by row."""
+    counted = run.denominator.counted_tokens(inputs.rollouts.sampled_mask, inputs.loss_mask).sum(dim=1)
+    size, signs = inputs.rollouts.group_size, inputs.advantages.sum(dim=1).sign()
+    problems = sum(bool(group.any()) for group in counted.split(size))
+    weights = torch.zeros(len(counted), dtype=F64)
+    for row in range(len(counted)):
+        group = range(row // size * size, (row // size + 1) * size)
+        live = [one for one in group if counted[one] > 0]
+        side = [one for one in live if signs[one] == signs[row]]
+        if row in live:
+            weights[row] = len(side) / len(live) / counted[side].sum().item() / problems
+    return weights
+
+
+@by_loss(lambda run: run.surrogate.mark_scope is None)
 @examples(2)
 @given(seeds)
 @shapes_unchecked()
 def test_leaving_the_loss_moves_others_by_the_denominator_alone(case, seed) -> None:
     # Surrogates that choose tokens over the step are left out: the statistics they choose by lose the row.
-    # So is an aggregation by signs: a row that leaves, and so has no advantage, changes the counts of its side.
     run, scene = LOSSES[case], random_scene(seed, 2, 4, 5)
     # Same advantages, every row in the loss.
     everyone = replace(scene, graded=replace(scene.graded, truncated=torch.zeros(2, 4, dtype=torch.bool)))
@@ -802,6 +816,11 @@ def test_leaving_the_loss_moves_others_by_the_denominator_alone(case, seed) -> N
     assume(kept.any())
     _, masked = loss_and_gradient(run, masked_inputs, scene.logprobs)
     _, whole = loss_and_gradient(run, whole_inputs, scene.logprobs)
+    if run.aggregation.reads_signs:
+        # A row that left has no advantage, so it changes sides: a factor of its own for each side.
+        factors = side_weights(run, whole_inputs)[kept] / side_weights(run, masked_inputs)[kept]
+        assert_close(masked[kept] * factors[:, None], whole[kept], TOLERANCE, "kept rows times what their side lost")
+        return
     if isinstance(run.denominator, Original):
         assert_close(masked[kept], whole[kept], TOLERANCE, "kept rows")
         return
