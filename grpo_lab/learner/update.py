@@ -188,15 +188,15 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
     accepted, scored, rejected, metrics, kl = sampled, sampled, filtered, {}, tricks.kl.at(state.kl_coef)
     noise = partial(rollout_uniforms, rollouts, tricks.seed, step=state.account.steps)
     if tricks.needs_collision:
-        logprobs, collision = _batch_logprobs(state, state.learner, rollouts, False, collision=True)
+        logprobs, collision = state.batch_logprobs(state.learner, rollouts, False, collision=True)
     if tricks.needs_logprobs and (logprobs is None or tricks.reads_entropy):
-        logprobs, entropy = _batch_logprobs(state, state.learner, rollouts, tricks.reads_entropy)
+        logprobs, entropy = state.batch_logprobs(state.learner, rollouts, tricks.reads_entropy)
     old = tricks.old_policy(logprobs, sampler)
     share = tricks.old_policy.learner_share(rollouts.weight_version, state.updates, tricks.updates.number)
     share = None if share is None else share.to(sampler.dtype)
     if kl.needs_reference:
         with state.as_reference() as model:
-            reference, _ = _batch_logprobs(state, model, rollouts, with_entropy=False)
+            reference, _ = state.batch_logprobs(model, rollouts, with_entropy=False)
     if state.teacher is not None:
         taught = state.teacher.logprobs(
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
@@ -310,7 +310,7 @@ def estimate_advantages(
     """
 
     def learner_logprobs(past: Rollouts) -> Tensor:
-        return _batch_logprobs(state, state.learner, past, with_entropy=False)[0]
+        return state.batch_logprobs(state.learner, past, with_entropy=False)[0]
 
     earned = rewards_by_token(before.graded.reward, before.kl_penalties, rollouts.sampled_mask)
     memory = state.memories.setdefault("baseline", {})
@@ -404,16 +404,6 @@ def train_on(
     return accumulator
 
 
-def _batch_logprobs(
-    state: RunState, model: torch.nn.Module, rollouts: Rollouts, with_entropy: bool, collision: bool = False
-) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"] | None]:
-    """Log-probs and, if asked, entropies of the sampled tokens, without gradient, in the learner's precision.
-
-    With `collision` the sums of squared probabilities in place of the entropies.
-    """
-    return state.batch_logprobs(model, rollouts, with_entropy, collision)
-
-
 def _privileged_logprobs(
     state: RunState, prompts: PrivilegedPrompts, rollouts: Rollouts, outcome: Float[Tensor, "P G"]
 ) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
@@ -422,7 +412,7 @@ def _privileged_logprobs(
     rows, behind = prompts.behind(rollouts, outcome)
     if rows:
         with state.as_reference() if prompts.plan.reads_reference else nullcontext(state.learner) as model:
-            found[rows], _ = _batch_logprobs(state, model, behind, with_entropy=False)
+            found[rows], _ = state.batch_logprobs(model, behind, with_entropy=False)
         scored[rows] = behind.sampled_mask
     return found, scored
 

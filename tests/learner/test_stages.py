@@ -17,6 +17,7 @@ from grpo_lab.learner import update as learner
 from grpo_lab.policy.batching import StepInputs
 from grpo_lab.policy.critic import LiveCritic
 from grpo_lab.rollout.queue import RolloutBatch
+from grpo_lab.run import state
 
 THROWN = "rejection=token_k1 rejection.low=0.9 rejection.high=1.1"
 
@@ -35,7 +36,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
     overrides: str, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the loop cuts into updates is what the helper makes of the same rollouts, rewards and log-probs."""
-    made, read, values = learner.make_minibatch, learner.rollout_logprobs, LiveCritic.values
+    made, read, values = learner.make_minibatch, state.rollout_logprobs, LiveCritic.values
     count, train = RolloutBatch.count, loop.train
     steps: list[dict[str, Any]] = []
     runs = []
@@ -62,7 +63,7 @@ def test_the_helper_takes_the_stages_as_the_loop_does(
         return made(inputs, *rest)
 
     for owner, name, wrapper in (
-        (loop, "train", training), (RolloutBatch, "count", counting), (learner, "rollout_logprobs", reading),
+        (loop, "train", training), (RolloutBatch, "count", counting), (state, "rollout_logprobs", reading),
         (LiveCritic, "values", valuing), (learner, "make_minibatch", cutting),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, wrapper)

@@ -26,12 +26,13 @@ def load(target: str) -> Callable[..., Any]:
         found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{target}: {error}") from error
+    except (ImportError, AttributeError, SyntaxError, NameError) as error:
+        remedy = "start in the folder of its module, or install it"
+        raise ValueError(f"{target} cannot be imported ({error}): {remedy}") from error
     finally:
         sys.path.remove("")
     if not callable(found):
-        raise ValueError(f"{target} is no function")
+        raise ValueError(f"{target} is no function: give MODULE:FUNCTION")
     return found
 
 
