@@ -142,7 +142,7 @@ CASES = [
     Case("sync {here}", "holds no run that mlflow can be sent: give a folder of runs"),
     Case("reproduce {here}", "holds no run: give a run's folder"),
     Case("evaluate {here}/none --harness lm_eval --tasks a", "there is no folder {here}/none: give a run's folder"),
-    Case("doctor {here}/none.log", "there is no {here}/none.log: give a log file, or the folder that the trainer wrote"),
+    Case("doctor {here}/none.log", "there is no {here}/none.log: give a log file, or the folder"),
     Case("doctor {here}/a.jsonl", "{here}/a.jsonl|give", {"a.jsonl": '{"step": 1, "unknown": 2}\n'}),
     Case("microscope {here}/none", "there is no file {here}/none: give a run's folder, or a .parquet"),
     Case("audit-reward nowhere:f", "No module named 'nowhere'|see that nowhere:f can be imported"),
