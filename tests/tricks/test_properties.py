@@ -806,7 +806,6 @@ def divides_all_alike(run: RunConfig) -> bool:
     """True if a row that leaves changes others by the denominator only.
 
     Surrogates and token credits that choose tokens over the step or the batch lose the row from what they choose by.
-    Surrogates and token credits that choose tokens over the step or the batch lose the row from what they choose by.
     PositiveNll divides by the tokens of right responses, whatever weight the two sides have under Balanced.
     """
     chooses = run.surrogate.mark_scope is not None or run.token_credit.reads_batch
