@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 VERSION = version("grpo-lab")
-BESIDES_BASES = 1.5  # MB of everything but the base models
+BESIDES_BASES = 1.7  # MB of everything but the base models
 
 
 def ran(*words: object, cwd: Path, **environment: str) -> str:
