@@ -237,7 +237,7 @@ def add(folder: Path, experiments: Path) -> Path:
 
 
 def summary(data: SweepData, described: Mapping[str, Any]) -> list[str]:
-    """What a submission says, in lines: its runs, its versions, its verdicts."""
+    """Lines that summarise a submission: its runs, versions and verdicts."""
     runs = described["runs"]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(runs[0]["segments"][0]["packages"].items()))
     hosts = len({one["host"] for one in runs})

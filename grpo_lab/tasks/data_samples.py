@@ -56,7 +56,7 @@ def problems_with(grader: Grader, problems: Sequence[Problem]) -> dict[str, str]
 
 
 def warn_of_samples(grader: Grader, problems: Sequence[Problem]) -> None:
-    """Log what is wrong with a grader on samples of the data, once; `grader.compared` are tried."""
+    """Log a grader's faults on samples of the data, once; `grader.compared` are tried."""
     for one in grader.compared:
         name = getattr(one, "path", type(one).__name__)
         for kind, message in problems_with(one, problems).items():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo_lab.instruments.loss_check.command import check_function, report_on
 from grpo_lab.instruments.loss_check.files import judge_file, write_files
-from grpo_lab.instruments.loss_check.inputs import cut
+from grpo_lab.instruments.loss_check.inputs import SPLITS, cut
 from grpo_lab.instruments.loss_check.match import shipped
 from grpo_lab.instruments.loss_check.published import TABLES, make_tables, options_of, written
 from grpo_lab.instruments.loss_check.report import PULLING, Report
@@ -404,6 +404,12 @@ def test_answers_of_a_file_are_judged_without_torch(tmp_path: Path) -> None:
     wanted = {"surrogate": "reinforce", "correction": "none", "aggregation": "token_mean", "denominator": "survivors"}
     line = next(one for one in lines if one["options"] == wanted)
     assert line["batches"]["plain"]["loss"] == pytest.approx(answers["plain"]["loss"], rel=1e-6)
+    for sizes, parts in line["batches"]["plain"]["microbatches"].items():
+        for index, part in enumerate(parts):
+            mine = answers[f"plain/{sizes}:{index}"]
+            assert part["loss"] == pytest.approx(mine["loss"], rel=1e-5, abs=1e-8)
+            assert np.allclose(part["gradient"], mine["gradient"], rtol=1e-5, atol=1e-8)
+    assert set(line["batches"]["plain"]["microbatches"]) == {"-".join(map(str, sizes)) for sizes in SPLITS["plain"]}
     losses = {name: {"loss": one["loss"]} for name, one in answers.items()}
     (tmp_path / "losses.json").write_text(json.dumps({"reads": reads, "answers": losses}))
     assert (

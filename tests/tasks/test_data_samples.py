@@ -1,4 +1,4 @@
-"""A grader on three problems of the data: what is wrong with it is found before a run."""
+"""A grader is tried on three problems of the data before a run, and its faults are found."""
 
 from __future__ import annotations
 

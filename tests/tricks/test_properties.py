@@ -788,7 +788,7 @@ def test_what_is_on_an_untrained_row_changes_nothing(case, seed) -> None:
 
 
 def side_weights(run: RunConfig, inputs: StepInputs) -> Tensor:
-    """What a token of each row [N] weighs in Balanced, counted row by row."""
+    """Weight of a token of each row [N] in Balanced, counted row by row."""
     counted = run.denominator.counted_tokens(inputs.rollouts.sampled_mask, inputs.loss_mask).sum(dim=1)
     size, signs = inputs.rollouts.group_size, inputs.advantages.sum(dim=1).sign()
     problems = sum(bool(group.any()) for group in counted.split(size))

@@ -44,7 +44,7 @@ HALF = 0.5  # of the gain in reward: from there on most of it is sharpening
 
 @dataclass(frozen=True)
 class Finding:
-    """One rule that fired; `series` is what it saw, in which high is bad, with the threshold."""
+    """One rule that fired; `series` holds its values (higher is worse) beside the threshold."""
 
     rule: LogRule
     severity: str

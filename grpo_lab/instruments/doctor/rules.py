@@ -160,7 +160,7 @@ RULES = (
 
 @cache
 def thresholds() -> Mapping[str, Any]:
-    """What the recorded runs say: `signals` by `Signal.key`, `rules` by name, `together`, `runs`."""
+    """Thresholds and rates from the recorded runs: `signals` by `Signal.key`, `rules` by name, `together`, `runs`."""
     return json.loads(THRESHOLDS.read_text())
 
 

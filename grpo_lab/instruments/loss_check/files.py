@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.instruments.loss_check.inputs import IDENTIFIED_BY, calls, plain
+from grpo_lab.instruments.loss_check.inputs import IDENTIFIED_BY, SPLITS, calls, plain
 from grpo_lab.instruments.loss_check.match import LossAnswer, shipped
 from grpo_lab.instruments.loss_check.published import TokenLoss, Weights
 from grpo_lab.instruments.loss_check.report import Report, judge
@@ -28,12 +28,12 @@ def write_files(folder: Path) -> list[str]:
             count += 1
     return [
         f"{inputs}: {len(found)} calls; a microbatch is BATCH/ROWS:PLACE",
-        f"{published}: loss, gradient and the rows' shares of the loss of {count} published losses",
+        f"{published}: loss and gradient of {count} published losses, whole and in microbatches",
     ]
 
 
 def _combinations() -> Iterator[dict[str, Any]]:
-    """Every published combination: the share of a microbatch is the sum of the shares of its rows."""
+    """Every published combination: loss and gradient of the step, and each microbatch's share of both."""
     tables = shipped()
     for surrogate in tables.surrogates:
         if surrogate.fault or not set(IDENTIFIED_BY) <= set(surrogate.values):
@@ -54,7 +54,19 @@ def _line(surrogate: TokenLoss, correction: Weights, aggregation: Weights) -> di
         weights = aggregation.values[name] * correction.values[name]
         rows = (weights * surrogate.values[name]).sum(axis=1)
         gradient = surrogate.gradient(name, weights[None])[0]
-        batches[name] = {"loss": _short(rows.sum()), "row_losses": _short(rows), "gradient": _short(gradient)}
+        batches[name] = {
+            "loss": _short(rows.sum()),
+            "gradient": _short(gradient),
+            "microbatches": {
+                "-".join(map(str, sizes)): [
+                    {"loss": _short(part.sum()), "gradient": _short(slope)}
+                    for part, slope in zip(
+                        np.split(rows, np.cumsum(sizes)[:-1]), np.split(gradient, np.cumsum(sizes)[:-1])
+                    )
+                ]
+                for sizes in SPLITS.get(name, ())
+            },
+        }
     return {"options": {**surrogate.options, **correction.options, **aggregation.options}, "batches": batches}
 
 

@@ -28,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What a function computes. `equals` are the published losses with its gradient, `faults` the planted ones."""
+    """Losses that a function agrees with: `equals` published ones by gradient, `faults` planted ones."""
 
     function: str
     equals: tuple[str, ...]

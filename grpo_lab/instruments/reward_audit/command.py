@@ -64,7 +64,7 @@ def _require_function(function: str) -> None:
 
 
 def _data_samples(overrides: Sequence[str], slot: str) -> list[str]:
-    """What is wrong with the reward on three training problems of the task in the overrides."""
+    """Faults of the reward on three training problems of the task in the overrides."""
     from grpo_lab.config.hydra_setup import compose_config
     from grpo_lab.config.run_config import to_run
     from grpo_lab.tasks.data_samples import problems_with

@@ -28,7 +28,7 @@ class Truth(Enum):
 
 
 class AnswerType(Enum):
-    """What a gold answer is; a reward that refuses plain right answers of a type is not meant for it."""
+    """Type of a gold answer. A reward that refuses plain right answers of a type is not meant for it."""
 
     integer = r"[-+]?[0-9]+|[0-9]{1,3}(,[0-9]{3})+"
     decimal = r"[-+]?[0-9]*\.[0-9]+"

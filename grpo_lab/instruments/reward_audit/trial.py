@@ -37,7 +37,7 @@ class Scored(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What a reward is called with, beside the question."""
+    """Arguments of a reward besides the question."""
 
     gold: str
     text: str

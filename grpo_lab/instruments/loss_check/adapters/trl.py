@@ -59,7 +59,7 @@ def framework(path: Path | None) -> Framework:
 
 
 def _owner(trainer: Any, settings: dict[str, Any], logprobs: Any, num_microbatches: int, max_tokens: int) -> Any:
-    """What the method reads of its trainer, at TRL's defaults."""
+    """Trainer attributes that the method reads, at TRL's defaults."""
     args = {
         "delta": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0,
         "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0, "use_bias_correction_kl": False,
