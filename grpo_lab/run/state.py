@@ -302,8 +302,9 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     run.reward.check(asked)
     run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
     if isinstance(run.task, ExternalTask):
-        for grader in dict.fromkeys((run.reward, run.verifier)):
-            warn_of_samples(grader, training.problems)
+        warn_of_samples(run.reward, training.problems)
+        if run.verifier != run.reward:
+            warn_of_samples(run.verifier, training.problems)
     if missing := run.engine.missing():
         raise ValueError(missing)
     check_lengths(limits, run.model.known_context(), 1)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
+import torch
 
+from grpo_lab.config.folders import conf_folder
+from grpo_lab.config.hydra_setup import compose_config
+from grpo_lab.config.run_config import to_run
+from grpo_lab.run.state import read_inputs
+from grpo_lab.run.training_problems import training_problems
 from grpo_lab.tasks.base import Grader
 from grpo_lab.tasks.data_samples import problems_with, sample_problems, warn_of_samples
 from grpo_lab.tasks.function_reward import FunctionReward
@@ -64,3 +71,28 @@ def test_graders_that_compare_nothing_are_not_tried(function: str, caplog: pytes
         assert not caplog.text
         warn_of_samples(both, PROBLEMS)
     assert "on the data's own samples: none of the right answers" in caplog.text
+
+
+@pytest.mark.parametrize("option", [*sorted(path.stem for path in (conf_folder() / "reward").glob("*.yaml")), "always"])
+def test_a_run_on_data_tries_its_graders(
+    option: str, function: str, tiny_base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With every reward, before a model loads; a fault is a warning. The verifier is another option than the reward."""
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps({"question": f"{a}+{a}=", "answer": str(2 * a)}) + "\n" for a in range(1, 31)))
+    given = {"function": f"{function}:good", "always": f"{function}:always"}
+    name = "function" if option in given else option
+    words = [f"reward={name}", "verifier=math", *([f"reward.path={given[option]}"] if option in given else [])]
+    settings = [
+        "model=hf", f"model.path={tiny_base}", "task=jsonl", f"task.path={data}", "template=plain", "engine=native",
+        "problems_per_step=2", "evaluation=brief", "task.heldout_rows=4", "task.downstream_rows=4",
+        "engine.max_tokens=8", "evaluation.max_tokens=8", "evaluation.downstream_max_tokens=8", *words,
+    ]  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        try:
+            run = to_run(compose_config(settings))
+            read_inputs(run, training_problems(run, torch.device("cpu"), None))
+        except ValueError:
+            assert option in ("gym", "gym_last_number", "rubric", "rubric_evolving"), "not for questions of a file"
+            return
+    assert ("on the data's own samples" in caplog.text) == (option == "always"), caplog.text
