@@ -143,7 +143,7 @@ class StepFlops:
         return (self.sampling / sampled + self.reading / read + self.training / trained) / peak
 
 
-# Measured in one run: an H100, a Llama of 135M weights, 64 x 8 x 256 tokens, bf16 (tests/benchmarks). Larger models
+# Measured in one run: an H200, a Llama of 135M weights, 64 x 8 x 256 tokens, bf16 (tests/benchmarks). Larger models
 # reach more. The peak is that of a bf16 matmul, operations a second.
-RECORDED_PEAK = 780e12
-RECORDED_SHARES = {"sampled": 0.0176, "read": 0.0956, "trained": 0.0575}
+RECORDED_PEAK = 806e12
+RECORDED_SHARES = {"sampled": 0.0362, "read": 0.154, "trained": 0.086}

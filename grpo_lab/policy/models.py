@@ -161,5 +161,6 @@ def widen(logits: Tensor) -> Tensor:
 def product_dtype(states: Tensor) -> torch.dtype:
     """The type in which a matrix product of these states runs: autocast's where it is on, else their own."""
     kind = states.device.type
-    half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    # Not torch.amp.is_autocast_available: torch 2.11 cannot trace it, and a compiled model would be two graphs a layer.
+    half = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if half else states.dtype

@@ -240,6 +240,6 @@ def _time_text(flops: StepFlops) -> str:
     assumed = ", ".join(f"{name} at {share:.1%}" for name, share in shares.items())
     seconds = flops.seconds(budget.RECORDED_PEAK, **shares)
     return (
-        f"time: {total:.2e} FLOPs a step at full response length, {seconds:.2g} s on an H100 at the utilisation "
+        f"time: {total:.2e} FLOPs a step at full response length, {seconds:.2g} s on an H200 at the utilisation "
         f"recorded for a 135M model ({assumed} of {budget.RECORDED_PEAK / 1e12:.0f} TFLOP/s); larger models reach more"
     )

@@ -2,7 +2,7 @@
 
 Floors are the larger of model FLOPs at 780 TFLOP/s and bytes at 3.35 TB/s, as if every kernel reached the peak. What is
 attainable allows for kernels of this size, which do not: from shapes and launches counted, not measured. Targets are
-what the next run on an H100 is expected to show.
+what the code is to reach.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attainable_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of a markdown table: measurements of `speed` against estimates of the attainable."""
     values = {row["check"]: row["value"] for row in rows}
     lines = [
-        f"| one H100, {TOKENS:,} tokens a step | measured | attainable (estimate) | floor (roofline) | target | met |",
+        f"| {TOKENS:,} tokens a step | measured | attainable on an H100 (estimate) | floor (H100 roofline) | target | met |",
         "|---|--:|--:|--:|--:|---|",
     ]
     return lines + [_line(one, values.get(one.check)) for one in ESTIMATES]

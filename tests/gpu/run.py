@@ -148,7 +148,7 @@ def has_ended(found: dict[str, Any] | None, about: dict[str, Any]) -> bool:
 
 
 def file_name(device: str) -> str:
-    """gpu_nvidia_h100_80gb_hbm3.json"""
+    """gpu_nvidia_h200.json"""
     return "gpu_" + re.sub("[^a-z0-9]+", "_", device.lower()).strip("_") + ".json"
 
 

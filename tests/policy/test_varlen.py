@@ -21,7 +21,7 @@ from varlen_reference import by_sequences
 from grpo_lab.distributed.device import on_device
 from grpo_lab.policy import packing, varlen
 from grpo_lab.policy.loading import Loading
-from grpo_lab.policy.models import load_model, recompute_layers
+from grpo_lab.policy.models import load_model, product_dtype, recompute_layers
 from grpo_lab.policy.output_head import linear_head
 from grpo_lab.policy.packing import PLAIN
 from grpo_lab.policy.varlen import _Gather, find_sequences
@@ -144,6 +144,15 @@ def test_torch_has_the_kernel_and_takes_what_it_is_given() -> None:
     assert result.shape == (7, 4, 16)
     result.sum().backward()
     assert all(one.grad is not None and one.grad.shape == one.shape for one in states)
+
+
+def test_the_type_of_a_product_is_traced_without_asking_for_autocasts_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 cannot trace that function, which each layer's attention would call."""
+    monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(lambda kind: True))
+    cast = torch.compile(lambda states: states.to(product_dtype(states)), backend="eager", fullgraph=True)
+    for device, dtype in (("cpu", torch.bfloat16), ("meta", torch.float32)):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert cast(torch.zeros(2, device=device)).dtype is dtype
 
 
 @pytest.mark.extended

@@ -18,7 +18,7 @@ from grpo_lab.tasks.hub import HfModel
 
 ROOT = Path(__file__).parents[2]
 REAL = [path for path in DECLARATIONS if path.parent.name.startswith("real_")]
-MEASURED = ROOT / "tests" / "benchmarks" / "results" / "gpu_nvidia_h100_80gb_hbm3.json"
+MEASURED = ROOT / "tests" / "benchmarks" / "results" / "gpu_nvidia_h200.json"
 # Weights in matrix products, with the output head; of SmolLM2 as measured, of the others as their papers say.
 WEIGHTS = {"smollm2": 134_479_872, "qwen25_0_5b": 494e6, "qwen25_1_5b": 1_544e6}
 EVALUATION = 1.2  # a fifth of a run's time on top
@@ -35,7 +35,7 @@ def hours_of(level: str, tokens: float) -> float:
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.parent.name)
 def test_the_hours_that_an_experiment_states(path: Path) -> None:
     design = load_design(path)
-    (stated,) = re.findall(r"About (\d+) hours of one H100 for all models", path.read_text())
+    (stated,) = re.findall(r"About (\d+) hours of one H200 for all models", path.read_text())
     (tokens,) = [float(word.partition("=")[2]) for word in design.base if word.startswith("budget.amount=")]
     runs = len(design.arms) * len(design.seeds)
     assert abs(int(stated) - runs * sum(hours_of(level, tokens) for level in design.levels)) < 1
