@@ -35,6 +35,7 @@ from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.terminal import say
 
 FILE, PAGE, FORMAT = "submission.json", "README.md", 1
+_MACHINE = ("host", "platform", "cpu")  # what tells machines apart: several may have one name
 _REMEDY = "ask for the folder again, or pack it again with grpo-lab claims --pack"
 _LARGEST_MB = 20
 _PAGE = """# {name}
@@ -91,9 +92,9 @@ def _described(runs: Path, row: Mapping[Any, Any]) -> dict[str, Any]:
         **{key: row[key] for key in ("level", "arm", "seed", "run_key", "commit", "dirty")},
         "segments": [{key: one[key] for key in ("from_step", "sources", "packages")} for one in run["stretches"]],
         "version": environment.get("packages", {}).get("grpo-lab", ""),
-        "platform": environment.get("platform", ""),
+        **{key: environment.get(key, "") for key in ("host", "platform")},
+        "cpu": environment.get("cpu", {}).get("model", ""),
         "gpus": [one["name"] for one in environment.get("gpus", ())],
-        "host": environment.get("host", ""),
         "first_step": _utc(walls[0]) if walls else "",
         "last_step": _utc(walls[-1]) if walls else "",
     }
@@ -240,7 +241,7 @@ def summary(data: SweepData, described: Mapping[str, Any]) -> list[str]:
     """Lines that summarise a submission: its runs, versions and verdicts."""
     runs = described["runs"]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(runs[0]["segments"][0]["packages"].items()))
-    hosts = len({one["host"] for one in runs})
+    hosts = len({tuple(one.get(key) for key in _MACHINE) for one in runs})
     lines = [
         f"{len(runs)} runs on {hosts} machine{'s' * (hosts > 1)}, {min(one['first_step'] for one in runs)} to "
         f"{max(one['last_step'] for one in runs)}; declared {data.record.declared[-1]['at']}",

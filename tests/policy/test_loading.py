@@ -14,7 +14,6 @@ from grpo_lab.policy.models import load_model
 from grpo_lab.tricks.precision import LmHead
 from grpo_lab.types import WeightType
 
-
 _BOTH = ("true", "false")
 
 
