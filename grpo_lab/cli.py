@@ -662,7 +662,7 @@ def _add_check_loss(commands: argparse._SubParsersAction) -> None:
         "check-loss", help="which published loss a trainer's function computes, and its defects"
     )
     check.add_argument(
-        "target", nargs="?", metavar="MODULE:FUNCTION", help="a function of log-probs that returns a loss"
+        "target", nargs="?", metavar="FUNCTION", help="a function that returns a loss: FILE.py:NAME or module:NAME"
     )
     check.add_argument("overrides", nargs="*", help="one more surrogate, such as surrogate=ppo surrogate.clip_high=0.3")
     check.add_argument(

@@ -18,7 +18,7 @@ import pytest
 from processes import python_path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "CITATION.cff",
+PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff",
          "LICENSE", "pyproject.toml")  # fmt: skip
 # What lists options or counts them; the extended test runs these files whole.
 LISTINGS = (

@@ -16,6 +16,7 @@ import torch
 from helpers import F64, make_rollouts, make_run
 from torch import Tensor
 
+from grpo_lab.instruments.loss_check.ask import load
 from grpo_lab.instruments.loss_check.command import check_function, report_on
 from grpo_lab.instruments.loss_check.files import judge_file, write_files
 from grpo_lab.instruments.loss_check.inputs import SPLITS, cut
@@ -422,6 +423,15 @@ def test_a_file_without_its_keys_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text('{"answers": {}}')
     with pytest.raises(ValueError, match="reads"):
         judge_file(tmp_path / "mine.json")
+
+
+def test_a_function_is_named_by_its_file_or_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file from any folder, with what stands beside it; the module from the current folder."""
+    (tmp_path / "loss_of_a_file.py").write_text("from beside_a_loss import number\n\ndef loss():\n    return number\n")
+    (tmp_path / "beside_a_loss.py").write_text("number = 7\n")
+    assert load(f"{tmp_path}/loss_of_a_file.py:loss")() == 7
+    monkeypatch.chdir(tmp_path)
+    assert load("loss_of_a_file:loss")() == 7 and load("loss_of_a_file.py:loss")() == 7
 
 
 def test_a_function_with_an_unknown_argument_is_refused() -> None:

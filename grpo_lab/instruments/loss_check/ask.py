@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,19 @@ from grpo_lab.instruments.loss_check.match import LossAnswer
 
 
 def load(target: str) -> Callable[..., Any]:
-    """The function that MODULE:FUNCTION names, its module found from the current folder too. Raises ValueError."""
-    module, colon, name = target.partition(":")
+    """The function that FILE.py:FUNCTION or MODULE:FUNCTION names. Raises ValueError.
+
+    A module is looked for in the current folder too.
+    """
+    place, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise ValueError(f"{target}: write MODULE:FUNCTION, such as my_trainer.losses:policy_loss")
+        raise ValueError(f"{target}: write FILE.py:FUNCTION or MODULE:FUNCTION, such as my_trainer.losses:policy_loss")
     deferred.load()  # its module may import parts of torch
-    sys.path.insert(0, "")
+    file = Path(place)
+    if place.endswith(".py") and not file.is_file():
+        raise ValueError(f"{target}: there is no file {file.absolute()}")
+    folder, module = (str(file.parent.absolute()), file.stem) if place.endswith(".py") else ("", place)
+    sys.path.insert(0, folder)
     try:
         found = importlib.import_module(module)
         for part in name.split("."):
@@ -30,9 +38,9 @@ def load(target: str) -> Callable[..., Any]:
         remedy = "start in the folder of its module, or install it"
         raise ValueError(f"{target} cannot be imported ({error}): {remedy}") from error
     finally:
-        sys.path.remove("")
+        sys.path.remove(folder)
     if not callable(found):
-        raise ValueError(f"{target} is no function: give MODULE:FUNCTION")
+        raise ValueError(f"{target} is no function: give FILE.py:FUNCTION or MODULE:FUNCTION")
     return found
 
 

@@ -36,7 +36,10 @@ def check_loss(arguments: argparse.Namespace) -> None:
             check_function(arguments.target, arguments.overrides, arguments.accumulate, _pairs(arguments.expect))
         ]
     else:
-        raise ValueError("nothing to check: give MODULE:FUNCTION, --answers FILE, --framework NAME, or --write FOLDER")
+        raise ValueError(
+            "nothing to check: give FILE.py:FUNCTION or MODULE:FUNCTION, --answers FILE, --framework NAME, "
+            "or --write FOLDER"
+        )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([one.as_json() for one in reports], indent=1) + "\n")
     say(*(one.text() for one in reports), sep="\n\n")

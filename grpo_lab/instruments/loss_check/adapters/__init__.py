@@ -47,7 +47,7 @@ def check_framework(name: str, path: Path | None, only: Sequence[str] | None = N
 
     name = name.replace("-", "_")
     if name not in FRAMEWORKS:
-        raise ValueError(f"no adapter for {name}: there are {', '.join(FRAMEWORKS)}; or write MODULE:FUNCTION")
+        raise ValueError(f"no adapter for {name}: there are {', '.join(FRAMEWORKS)}; or write FILE.py:FUNCTION")
     try:
         found = importlib.import_module(f"{__name__}.{name}").framework(path)
     except (ImportError, OSError) as error:
