@@ -81,6 +81,22 @@ def test_the_gradient_is_that_of_the_loop(tmp_path: Path, tricks: Sequence[str],
     assert own["loss"] == pytest.approx(logged["metrics"]["train/loss"], abs=1e-5)
 
 
+LORA, BF16 = ("model=hf", "model.lora.rank=4"), ("learner_precision=bf16", "sampler_precision=bf16")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("settings", "tolerance"), [(LORA, 2e-4), (BF16, 2e-2), (LORA + BF16, 2e-2)])
+def test_the_gradient_of_adapters_and_in_half_precision(
+    tmp_path: Path, tiny_base: Path, settings: Sequence[str], tolerance: float
+) -> None:
+    """Of adapters only, which differ from their start after a step."""
+    path = [f"model.path={tiny_base}"] if settings[0] == "model=hf" else []
+    run = run_in_process(tmp_path, *RUN, "updates=one", *settings, *path)
+    (logged,) = [line for line in metrics_of(run) if line["step"] == 2]
+    found = asked(run, tmp_path / "seen", step=2)
+    assert norms(found)["run"] == pytest.approx(logged["metrics"]["train/gradient_norm"], rel=tolerance)
+
+
 def test_a_file_says_what_its_run_says(plain: Path, tmp_path: Path) -> None:
     """As JSON and as parquet, with the model's folder: the same norms, weights and cosines."""
     sets = ("surrogate=cispo,aggregation=token_mean", "recipe=dr_grpo")

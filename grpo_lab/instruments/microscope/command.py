@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from grpo_lab.analysis.report.reader import read_rollouts
@@ -36,6 +36,7 @@ from grpo_lab.instruments.microscope.exchange import (
 from grpo_lab.instruments.microscope.measure import Extras, Measured, Policy, measure
 from grpo_lab.instruments.microscope.option_sets import OWN, OptionSet, option_set
 from grpo_lab.instruments.microscope.page import page
+from grpo_lab.policy.adapters import add_adapter, load_adapter
 from grpo_lab.policy.model_folder import stop_token_ids
 from grpo_lab.policy.models import load_model
 from grpo_lab.reproduce.record import RunRecord, read_record
@@ -240,11 +241,25 @@ def _policy(folder: Path, name: str, run: Any, temperature: float, record: RunRe
     if record is not None and folder.is_relative_to(record.folder) and folder.name.startswith("step="):
         check_manifest(folder, record.described["run_key"])
     logging.disable_progress_bar()
-    loading = replace(run.model.loading(), lora=None) if record is not None else None
-    model = load_model(folder, run.learner_precision.lm_head, *([] if loading is None else [loading]))
+    model = load_model(folder, run.learner_precision.lm_head) if record is None else _learner(folder, record)
     device = choose_device(run.device)
     microbatching = replace(run.microbatching, packs=False)
     return Policy(model.to(device), name, temperature, run.learner_precision, microbatching, device)  # pyright: ignore
+
+
+def _learner(folder: Path, record: RunRecord) -> PreTrainedModel:
+    """The run's learner with the weights of `folder`: with LoRA the start and its adapter, which is all that trains."""
+    run, loading = record.run, replace(record.run.model.loading(), compiled=False)
+    if loading.lora is None:
+        return load_model(folder, run.learner_precision.lm_head, loading)
+    start = _weights_of(record).get(0)
+    if start is None:
+        raise ValueError(f"the model that {record.folder} adds its adapter to is not on this machine: bring it back")
+    model = load_model(start, run.learner_precision.lm_head, loading)
+    add_adapter(model, loading.lora, run.seed)
+    if folder != start:
+        load_adapter(model, checkpoint.load_state(folder)["adapter"])
+    return model
 
 
 def _scored(step: StoredStep, policy: Policy) -> StoredStep:
