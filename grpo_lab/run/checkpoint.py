@@ -152,7 +152,7 @@ def keep_only(root: Path, kept: Sequence[Path]) -> None:
 
 
 def complete(root: Path) -> list[Path]:
-    """All complete checkpoints, the newest last. `whole.check_manifest` says whether one was damaged later."""
+    """All complete checkpoints, the newest last; `tracking.checksums.check_manifest` finds a damaged one."""
     if not root.exists():
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
