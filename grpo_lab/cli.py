@@ -382,7 +382,7 @@ def write_report(arguments: argparse.Namespace) -> None:
 
 def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment, from which its figures can be rebuilt; runs saved before stay."""
-    from grpo_lab.analysis.caveats import finished_cells
+    from grpo_lab.analysis.caveats import finished_runs
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, save_data, with_saved
 
@@ -395,7 +395,7 @@ def export_data(arguments: argparse.Namespace) -> None:
     folder = arguments.to or data_of(arguments.name)
     for path in save_data(with_saved(data, folder), folder, arguments.compact):
         say(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
-    say(*finished_cells(data), sep="\n")
+    say(*finished_runs(data), sep="\n")
 
 
 def import_external(arguments: argparse.Namespace) -> None:

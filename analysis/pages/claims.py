@@ -145,11 +145,11 @@ def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
 def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: SavedSweeps) -> Answer:
     """The answer with the speed of its arm, the pooled effect, and the reason where a gain was impossible."""
     prediction = answer.design.predictions[answer.claim.prediction]
-    (cell, control), metric = places_of(answer.design, prediction), prediction.metric
+    (condition, control), metric = places_of(answer.design, prediction), prediction.metric
     world = answer.where[0].partition("=")[2]
     margin = answer.design.margin_of(prediction)
     room = no_headroom(finals, control, metric, answer.claim.direction, margin, world)
-    speed = speed_text(data, finals, cell, control, metric) if has_speed(metric) else ""
+    speed = speed_text(data, finals, condition, control, metric) if has_speed(metric) else ""
     return replace(answer, speed=speed, headroom=room, pooled=_pooled(answer, metric, saved))
 
 

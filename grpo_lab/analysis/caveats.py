@@ -32,7 +32,7 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         _declaration(data),
         tuned_in_words(chosen_numbers(data.record)),
         matched_in_words(matched_norms(data.record)),
-        finished_cells(data),
+        finished_runs(data),
         _bases(finals),
         _collapsed(data, finals),
         _exhausted(data, finals),
@@ -102,7 +102,7 @@ def _declaration(data: SweepData) -> list[str]:
     return [f"Declared {when} ({last['at']}, fingerprint {last['fingerprint']}){changed}."]
 
 
-def finished_cells(data: SweepData) -> list[str]:
+def finished_runs(data: SweepData) -> list[str]:
     """How many runs are finished, and, indented, each that is not and why."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)

@@ -93,7 +93,7 @@ _RISES = r"eval/\w+/(accuracy|pass_at_\d+)"  # metrics of an evaluation of which
 
 
 @dataclass(frozen=True)
-class CellLabel:
+class RunLabel:
     """Which sweep a run belongs to, with its arm and level there; empty for a run on its own."""
 
     sweep: str
@@ -179,7 +179,7 @@ class RunConfig:
     resume_with_changed_code: bool
     plugins: list[str]
     objective: str
-    cell: CellLabel
+    cell: RunLabel
     design: Any  # an experiment's declaration; only a sweep reads it
 
     def __post_init__(self) -> None:

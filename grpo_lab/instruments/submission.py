@@ -194,8 +194,8 @@ def _faults_of_runs(design: Design, data: SweepData, described: Mapping[str, Any
     return faults
 
 
-def _title(cell: tuple[str, str, int]) -> str:
-    level, arm, seed = cell
+def _title(labels: tuple[str, str, int]) -> str:
+    level, arm, seed = labels
     return " ".join(filter(None, (level, arm, f"seed {seed}")))
 
 

@@ -116,14 +116,14 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
     return Onset(float(x[found]), float(x[first]), float(x[last]), seeds, note)
 
 
-def onsets(cell: Sequence[Track]) -> dict[str, Onset]:
+def onsets(runs: Sequence[Track]) -> dict[str, Onset]:
     """The onset of the gap ("onset"), and of the fall of downstream accuracy from its best ("onset_after_peak").
 
     Runs of one arm that lack a value are left out; empty where every run lacks one. Where runs are of several base
     models, a base counts as a seed does otherwise, with the mean of its runs. A peak is looked for at every evaluation,
     so with many evaluations the fall must last longer to keep false alarms at 5%.
     """
-    whole = [track for track in cell if np.isfinite(gap(track)).all()]
+    whole = [track for track in runs if np.isfinite(gap(track)).all()]
     if not whole:
         return {}
     bases = [track.base for track in whole]

@@ -122,7 +122,9 @@ def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] |
     """
     primary = data.declaration.primary if data.declaration else None
     planned = planned_contrasts(data)
-    collapsed = {cell: int(runs["collapsed"].sum()) for cell, runs in groups_of(finals.values, ["level", "arm"])}
+    collapsed = {
+        condition: int(runs["collapsed"].sum()) for condition, runs in groups_of(finals.values, ["level", "arm"])
+    }
     found = []
     for metric in dict.fromkeys(effect_metrics(data) if metrics is None else metrics):
         final = _by_seed(finals, metric)

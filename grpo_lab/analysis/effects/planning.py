@@ -260,12 +260,12 @@ def simulated_power(
     bases = {one: base for one in seeds if (base := design.base_of(one)) is not None}
     of = np.array([sorted(set(bases.values())).index(bases[one]) if bases else 0 for one in seeds])
     pairs = [(one, *places_of(design, one)) for one in design.predictions]
-    cells = list(dict.fromkeys((place, one.metric) for one, *both in pairs for place in both))
+    measured = list(dict.fromkeys((place, one.metric) for one, *both in pairs for place in both))
     met = {metric: _met(scatter, len(bases_run(design)) > 1) for metric, scatter in scatters.items()}
     found = 0
     for _ in range(trials):
         values = {}
-        for place, metric in cells:
+        for place, metric in measured:
             scatter = met[metric]
             between = 0.0 if math.isnan(scatter.between) else scatter.of_bases
             within = 0.0 if math.isnan(scatter.within) else scatter.of_seeds

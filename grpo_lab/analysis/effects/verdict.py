@@ -320,9 +320,11 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
     lines = [f"no interval: {found.whole.why}"] if found.whole.not_reported else []
     if found.mixed and found.alive.n:
         lines.append(f"in the pairs without a collapse {found.alive.text('+')}, {found.alive.runs()}")
-    counts = [finals.collapses(*cell) for cell in compared]
+    counts = [finals.collapses(*condition) for condition in compared]
     if any(count.number for count in counts):
-        named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, compared))
+        named = " against ".join(
+            f"{count.text} of {place(data, *condition)}" for count, condition in zip(counts, compared)
+        )
         lines.append(f"collapsed: {named}; Barnard {p_text(barnard(*counts))}")
     if judgement.margin is not None and not math.isnan(judgement.equivalent):
         lines.append(f"equivalence within {judgement.margin:g} (TOST): Holm {p_text(judgement.equivalent)}")
