@@ -119,7 +119,7 @@ def gap(track: Track) -> np.ndarray:
 
     Pc_0 is the probe's accuracy at step 0: the first batch has about a tenth of a share of noise for 16 prompts of 8
     responses. What noise the probe has is in every G_k of a run. A gap is no harm yet, since harder questions gain less
-    from the same learning; `divergence.measures.waterfall` splits it into its parts.
+    from the same learning; `divergence.measures.decomposition` splits it into its parts.
     """
     return change(track.reward) - change(track.downstream)
 

@@ -83,7 +83,7 @@ AXES = (
     "aggregation",
     "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
-ROOMS = (
+CONFIG_GROUPS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
     "twin", "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
@@ -387,7 +387,7 @@ def snake_case(name: str) -> str:
 def slot_types() -> dict[str, type]:
     """Slot name -> abstract base class, for axes and all other slots, in the order of RunConfig."""
     hints = typing.get_type_hints(RunConfig)
-    return {name: hints[name] for name in AXES + ROOMS}
+    return {name: hints[name] for name in AXES + CONFIG_GROUPS}
 
 
 def options(base: type) -> dict[str, type]:

@@ -20,7 +20,7 @@ from grpo_lab.tracking.run_reader import (
     STOP,
     has_ended,
     holder,
-    interrupted_in_words,
+    interruption_message,
     is_held,
     saved_step,
     was_stopped,
@@ -334,7 +334,7 @@ def _what_is_left(entry: _Running) -> str:
     """The last words of a run that was ended in this attempt, or its state by its folder."""
     if has_ended(entry.job.folder):
         return "finished"
-    if said := interrupted_in_words(entry.job.folder, entry.started):
+    if said := interruption_message(entry.job.folder, entry.started):
         return said
     saved = saved_step(entry.job.folder)
     return "killed; " + ("it restarts from step 0" if saved is None else f"it resumes from step {saved}")

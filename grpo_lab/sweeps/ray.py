@@ -94,7 +94,7 @@ class _RayTask(Started):
             except TaskCancelledError:  # said at once, while the run still saves what it has
                 self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
-                self.said, self.code = f"Ray could not start the run: {_words(error)}", 1
+                self.said, self.code = f"Ray could not start the run: {_message(error)}", 1
         self.note = "" if self.code is not None or self._begun() else self.waits
         return self.code
 
@@ -120,7 +120,7 @@ class _RayTask(Started):
                 ray.cancel(self.task, force=force, recursive=False)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -150,7 +150,7 @@ class RayBackend(Backend):
             if "mismatch" in said:  # one answers, of another version of Ray or Python
                 raise ValueError(f"the Ray cluster at {where} cannot be used from here: {said}") from error
             raise ValueError(
-                f"no Ray cluster answers at {where}: {_words(error)}. Start one with ray start --head, or set "
+                f"no Ray cluster answers at {where}: {_message(error)}. Start one with ray start --head, or set "
                 "hydra.launcher.address"
             ) from error
         finally:

@@ -256,7 +256,7 @@ class SlurmBackend(Backend):
                 executor.update_parameters(**parameters)
                 submitted = executor.submit(run)
         except Exception as error:  # submitit's, Slurm's and the system's share no class
-            said = _words(error)
+            said = _message(error)
             if _LATER.search(said):
                 raise TryLater(f"Slurm takes no job for now: {said}") from error
             raise OSError(f"Slurm did not take the job of {job.title}: {said}") from error
@@ -322,7 +322,7 @@ class _SlurmJob(Started):
         try:
             return int(job.result())
         except Exception as error:
-            self.said = f"job {self.job} could not start the run: {_words(error)}"
+            self.said = f"job {self.job} could not start the run: {_message(error)}"
             return 1
 
     def interrupt(self) -> None:
@@ -351,7 +351,7 @@ def _scancel(jobs: Sequence[str], *options: str) -> None:
         subprocess.run(["scancel", "--quiet", *options, *jobs], capture_output=True, timeout=60)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The output of sbatch, its lines joined; of an error on a node the last line of its traceback."""
     text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -76,7 +76,7 @@ class SweepFailed(SystemExit):
 
 
 @contextlib.contextmanager
-def ends_in_words() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Turn errors that a user can fix, and Ctrl-C, into a message and an exit status without a traceback."""
     try:
         yield

@@ -16,6 +16,7 @@ from grpo_lab.analysis.divergence.measures import (
     TOO_FEW,
     coverage,
     crossover,
+    decomposition,
     drop_after_peak,
     gap,
     gap_of_sampler,
@@ -27,7 +28,6 @@ from grpo_lab.analysis.divergence.measures import (
     sustained,
     transfer_slope,
     transfer_slopes,
-    waterfall,
 )
 from grpo_lab.analysis.divergence.rank_agreement import arm_agreement, kendall_tau
 from grpo_lab.analysis.divergence.selection import post_peak_drop, question_halves, selection_optimism, selection_regret
@@ -426,14 +426,14 @@ def test_the_top_of_the_frontier_is_where_the_curve_is_highest() -> None:
     assert math.isnan(kl_peak(0.08, -0.05, 3.0)[0]) and math.isnan(kl_peak(0.08, 1e-9, 3.0)[0])
 
 
-def test_the_waterfall_adds_up_to_the_gap() -> None:
+def test_the_decomposition_adds_up_to_the_gap() -> None:
     rng = generator(6)
     names = ("probe", "heldout_training", "heldout")
     one = track(range(9), rng.random(9), rng.random(9), **{name: rng.random(9) for name in names})
-    parts = waterfall(one)
+    parts = decomposition(one)
     np.testing.assert_allclose(sum(parts.values()), gap(one), atol=EXACT)
     flat = {name: [0.4, 0.4] for name in names}
-    moved = waterfall(track([0, 1], [0.3, 0.5], [0.2, 0.2], **(flat | {"probe": [0.4, 0.45]})))
+    moved = decomposition(track([0, 1], [0.3, 0.5], [0.2, 0.2], **(flat | {"probe": [0.4, 0.45]})))
     # Reward rose by 0.2, the training questions by 0.05 of it, nothing else moved.
     assert [float(part[-1]) for part in moved.values()] == pytest.approx([0.15, 0.05, 0.0, 0.0])
 

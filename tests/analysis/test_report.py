@@ -27,7 +27,7 @@ from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.metric_names import change_text, in_words, level_text, title, unit
+from grpo_lab.analysis.metric_names import change_text, level_text, metric_text, title, unit
 from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
@@ -279,8 +279,8 @@ def test_metrics_have_titles_and_units() -> None:
     assert title("eval/probe/pass_at_8") == "training questions: pass at 8"
     assert title("average/rollout/staleness") == "rollout/staleness, mean over the run"
     meant = "learner's updates since the weights that drew it"
-    assert in_words("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
-    assert in_words("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
+    assert metric_text("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
+    assert metric_text("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
     assert title("eval/heldout/length") == "held-out, evaluation protocol: length"
     assert title("start/eval/heldout/length") == "held-out, evaluation protocol: length, before RL"
     assert unit("start/eval/downstream/accuracy") == "share"

@@ -12,7 +12,7 @@ from sweep_processes import WORLD, finished, multirun
 
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.matched_norms import MatchedNorm, matched_in_words, matched_norms, norms_table
+from grpo_lab.analysis.sources.matched_norms import MatchedNorm, matched_lines, matched_norms, norms_table
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, Kind, Match, read_design
@@ -85,8 +85,8 @@ def one(**changes: Any) -> MatchedNorm:
 def test_the_table_has_the_norms_and_an_arm_that_is_off_is_named() -> None:
     table = norms_table([one(), one(level="high", after=0.06)])
     assert table[1].split() == ["x_matched_norm", "2.500", "0.00025", "0.05", "0.02", "0.0502"]
-    assert matched_in_words([]) == [] and len(matched_in_words([one()])) == 1
-    said = matched_in_words([one(level="high", after=0.06)])[1]
+    assert matched_lines([]) == [] and len(matched_lines([one()])) == 1
+    said = matched_lines([one(level="high", after=0.06)])[1]
     assert "Not matched within 2%" in said and "x_matched_norm high is 20% above the control's" in said
 
 

@@ -22,7 +22,7 @@ from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.effects.tuned import numbers_text, trials_text
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial, chosen_numbers, tuned_in_words
+from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial, chosen_numbers, tuned_lines
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, read_design, require_known_metrics
@@ -219,7 +219,7 @@ def test_a_choice_near_an_end_of_its_range_is_said() -> None:
     assert "Tuned: 2 trials each, on seeds 100, 101, by eval/heldout/accuracy; judged on other seeds." in said
     assert f"Tuned near an end of its range: {RATE}=0.009 of higher is near the high end, 0.01" in said
     assert "0.009!" in said and "0.001 " in said and "2 of 2" in said
-    assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_in_words([]) == []
+    assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_lines([]) == []
 
 
 @pytest.fixture

@@ -12,17 +12,17 @@ import pandas as pd
 
 from grpo_lab.analysis.divergence.leading import INDICATORS, LEADING, announced
 from grpo_lab.analysis.divergence.measures import (
-    WATERFALL,
+    DECOMPOSITION,
     change,
     coverage,
     crossover,
+    decomposition,
     gap,
     gap_of_sampler,
     kl_frontier,
     kl_peak,
     onsets,
     transfer_slopes,
-    waterfall,
 )
 from grpo_lab.analysis.divergence.rank_agreement import RankedArms, arm_agreement, rankable
 from grpo_lab.analysis.divergence.selection import (
@@ -237,8 +237,8 @@ def _flat_note(runs: Sequence[Track]) -> str:
 
 def _part_rows(runs: Sequence[Track]) -> Iterator[Row]:
     """Decomposition of the gap."""
-    parts = [waterfall(track) for track in runs]
-    for name, ends in WATERFALL.items():
+    parts = [decomposition(track) for track in runs]
+    for name, ends in DECOMPOSITION.items():
         yield _over_runs(runs, f"waterfall_{name}", [part[name][-1] for part in parts], note=_absent(runs, *ends))
 
 

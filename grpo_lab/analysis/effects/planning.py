@@ -21,7 +21,7 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.verdict import asked_for, decide, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values, is_rated
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
@@ -317,7 +317,7 @@ def power_text(
         f"standard deviations from {data.source}; final values at {finals.at}",
     ]
     for name in [metric] if metric else metrics:
-        lines += ["", in_words(name) + (" (the metric that decides)" if name == design.primary else "")]
+        lines += ["", metric_text(name) + (" (the metric that decides)" if name == design.primary else "")]
         if name in missing:
             lines.append(f"  {missing[name]}")
             continue

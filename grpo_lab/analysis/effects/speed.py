@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import TOKENS, FinalValues, is_rated, reached, share_of_gain, token_curves
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
@@ -94,7 +94,7 @@ def speeds_text(data: SweepData, finals: FinalValues) -> str:
     if not lines:
         return ""
     head = [
-        f"Speed, post hoc: sampled tokens to half and 90% of the gain of {data.control} in {in_words(metric)}",
+        f"Speed, post hoc: sampled tokens to half and 90% of the gain of {data.control} in {metric_text(metric)}",
         "  As a ratio to the control, paired by seed, geometric mean and 95% CI; above 1 the arm is slower.",
     ]
     return "\n".join([*head, *lines]) + "\n"

@@ -213,8 +213,8 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     apart = disagreements(effects)
     return {
         "table": _effects(data, finals, effects, metrics),
-        "opposite": [_disagreement(data, one) for one in apart if one.resolved],
-        "within_noise": nested(_disagreement(data, one) for one in apart if not one.resolved),
+        "opposite": [_disagreement(data, one) for one in apart if one.significant],
+        "within_noise": nested(_disagreement(data, one) for one in apart if not one.significant),
         "flips": nested(
             f"Depends on the budget axis, {title(flip.metric)}: {flip.text}." for flip in sign_flips(on_axes)
         ),
@@ -264,5 +264,5 @@ def _disagreement(data: SweepData, found: Disagreement) -> str:
     return (
         f"{place(data, contrast.level, contrast.name)} {up} training reward "
         f"({change_text(reward.interval, reward.metric)}) and {down} downstream accuracy "
-        f"({change_text(downstream.interval, downstream.metric)}): {adjusted if found.resolved else 'within noise'}."
+        f"({change_text(downstream.interval, downstream.metric)}): {adjusted if found.significant else 'within noise'}."
     )

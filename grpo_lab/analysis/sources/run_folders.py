@@ -153,9 +153,9 @@ def protocol_of(config: Mapping[str, Any], data: Mapping[str, str] | None = None
     if not config:
         return None
     # The last three are options that end responses in their own way, or write a wanted length into the questions.
-    rooms = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
-    rooms += ("reward_shaping.longest",)
-    asked = {key: value for key, value in config.items() if key.startswith(rooms) and key not in _HOW_OFTEN}
+    prefixes = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
+    prefixes += ("reward_shaping.longest",)
+    asked = {key: value for key, value in config.items() if key.startswith(prefixes) and key not in _HOW_OFTEN}
     if data:
         asked = {**asked, "data": data}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]

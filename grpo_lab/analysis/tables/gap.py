@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from grpo_lab.analysis.divergence.measures import WATERFALL, gap, onsets, waterfall
+from grpo_lab.analysis.divergence.measures import DECOMPOSITION, decomposition, gap, onsets
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -16,7 +16,7 @@ from grpo_lab.analysis.tracks import Track, by_condition, mean_of_tracks, tracks
 
 GAP_CHANGE, OPENS, FALLS = "divergence/gap_change", "divergence/onset", "divergence/onset_after_peak"
 TOTAL = "total"
-PROBES = tuple(dict.fromkeys(name for ends in WATERFALL.values() for name in ends))
+PROBES = tuple(dict.fromkeys(name for ends in DECOMPOSITION.values() for name in ends))
 
 
 def gap_changes(data: SweepData, finals: FinalValues, places: Sequence[Condition]) -> dict[Condition, Interval]:
@@ -52,8 +52,8 @@ def decomposition_of(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     whole = [track for track in tracks(data, finals) if _has_all_probes(track)]
     rows = []
     for (level, arm), runs in by_condition(whole).items():
-        parts = [waterfall(track) for track in runs]
-        sizes = {name: [100 * float(part[name][-1]) for part in parts] for name in WATERFALL}
+        parts = [decomposition(track) for track in runs]
+        sizes = {name: [100 * float(part[name][-1]) for part in parts] for name in DECOMPOSITION}
         start = 0.0
         for name, values in (sizes | {TOTAL: [100 * float(gap(track)[-1]) for track in runs]}).items():
             mean = mean_of_tracks(runs, values)

@@ -172,7 +172,7 @@ class RunSweeper(Sweeper):
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
         from contextlib import nullcontext
 
-        from grpo_lab.sweeps.sweeper import SweepSettings, ends_in_words, run_sweep
+        from grpo_lab.sweeps.sweeper import SweepSettings, errors_as_messages, run_sweep
 
         context, config, launcher = self.hydra_context, self.config, self.launcher
         assert context is not None and config is not None and launcher is not None, "Hydra calls setup first"
@@ -180,7 +180,7 @@ class RunSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return context.config_loader.load_sweep_config(config, list(overrides))
 
-        with ends_in_words(), getattr(launcher, "planned", nullcontext)():
+        with errors_as_messages(), getattr(launcher, "planned", nullcontext)():
             return run_sweep(config, arguments, compose, launcher, SweepSettings(**self.settings))
 
 
