@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -460,6 +461,10 @@ def test_a_job_asks_slurm_for_what_its_settings_say() -> None:
         "signal_delay_s": 120, "cpus_per_task": 8, "stderr_to_stdout": True,
         "additional_parameters": {"no-requeue": True, "exclude": "node7"},
     }  # fmt: skip
+
+
+def test_a_job_that_an_earlier_version_left_in_the_queue_is_read() -> None:
+    assert pickle.loads(b"cgrpo_lab.sweeps.slurm\nCellJob\n.") is RunJob
 
 
 def test_a_job_starts_all_processes_of_its_run_and_ends_as_it_does(

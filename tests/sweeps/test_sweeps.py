@@ -447,9 +447,13 @@ def test_a_value_that_follows_the_seed_follows_each_run(runs_of: Callable) -> No
     assert [planned.run.task.seed for planned in runs] == [0, 1, 2]
 
 
-def test_a_dry_run_lists_the_runs_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("sweeper", ["runs", "cells"], ids=["today", "the name before"])
+def test_a_dry_run_lists_the_runs_and_touches_nothing(
+    sweeper: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     runs = tmp_path / "runs"
-    multirun(*WORLD, "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
+    words = (*WORLD, f"hydra/sweeper={sweeper}", "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}")
+    multirun(*words, "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
     assert "4 runs; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
     assert not runs.exists()
