@@ -60,7 +60,7 @@ demo-real: $(STAMP) ## a pretrained model learns: SmolLM2-135M, two arms, three 
 	@$(BIN)/python -m grpo_lab.train +experiments=demo_real 'runs_dir=$(RUNS)' $(ARGS)
 	@$(BIN)/grpo-lab figures demo_real --runs '$(RUNS)' --only-runs --to '$(RUNS)/figures'
 
-sweep: $(STAMP) ## run every cell of +experiments=EXP that is not finished (LAUNCHER=slurm or ray; ARGS: further overrides)
+sweep: $(STAMP) ## run every run of +experiments=EXP that is not finished (LAUNCHER=slurm or ray; ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' hydra/launcher=$(LAUNCHER) $(ARGS)
 
 recipes: $(STAMP) ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)

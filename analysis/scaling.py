@@ -14,8 +14,8 @@ from grpo_lab.analysis.scaling import compare, fit_sweep, scaling_table
 SUITE = "heldout"  # ScaleRL fits held-out questions of the training distribution
 data = chosen_sweep()
 finals = final_values(data)
-cells = fit_sweep(data, finals, SUITE)
-table = scaling_table(cells)
+conditions = fit_sweep(data, finals, SUITE)
+table = scaling_table(conditions)
 show_lines(introduction(data, finals))
 
 # %% [markdown]
@@ -26,7 +26,7 @@ show_lines(introduction(data, finals))
 # own and the interval is over seeds; with fewer it is the profile of one curve, and says nothing of other seeds.
 
 # %%
-asymptotes = [f"{cell.level} {cell.arm}: {cell.text()}".strip() for cell in cells]
+asymptotes = [f"{condition.level} {condition.arm}: {condition.text()}".strip() for condition in conditions]
 show_lines("\n".join(asymptotes) or f"No finished run was evaluated on {SUITE}.")
 
 # %% [markdown]
@@ -36,7 +36,7 @@ show_lines("\n".join(asymptotes) or f"No finished run was evaluated on {SUITE}."
 # not either: a higher ceiling that is reached later fits the same points.
 
 # %%
-fitted = table[table["kind"] != ""] if cells else table
+fitted = table[table["kind"] != ""] if conditions else table
 names = ["n", "evaluations", "identified", "asymptote", "midpoint", "exponent", "kind"]
 show_table(fitted.filter(items=["level", "arm", *names]), 3, otherwise="No sigmoid was fitted.")
 
@@ -67,6 +67,10 @@ show_table(table.filter(items=["level", "arm", "n", "n_collapsed", *names]), 3)
 # agree where the interval of their difference holds 0; repeats of one arm differed by 0.02 in ScaleRL.
 
 # %%
-controls = {cell.level: cell for cell in cells if cell.arm == data.control}
-others = [cell for cell in cells if cell.arm != data.control and cell.level in controls]
-show_lines("\n".join(f"{cell.level} {compare(cell, controls[cell.level]).text()}".strip() for cell in others))
+controls = {condition.level: condition for condition in conditions if condition.arm == data.control}
+others = [condition for condition in conditions if condition.arm != data.control and condition.level in controls]
+show_lines(
+    "\n".join(
+        f"{condition.level} {compare(condition, controls[condition.level]).text()}".strip() for condition in others
+    )
+)

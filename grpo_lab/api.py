@@ -223,19 +223,19 @@ def compare(runs: Sequence[Run] | Mapping[str, Sequence[Run]], control: str) -> 
     import pandas as pd
 
     from grpo_lab.analysis.final_values import final_values
-    from grpo_lab.analysis.sources.run_folders import read_cells
+    from grpo_lab.analysis.sources.run_folders import read_runs
     from grpo_lab.analysis.sources.sweep_data import assemble
-    from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
+    from grpo_lab.tracking.sweep_record import RunEntry, SweepRecord
 
     arms = dict(runs) if isinstance(runs, Mapping) else _by_name(runs)
     if control not in arms:
         raise ValueError(f"control must be one of the arms, got {control!r}: there are {', '.join(map(repr, arms))}")
     ordered = [control, *(arm for arm in arms if arm != control)]
-    cells = [CellRecord(arm, "", int(run.record["seed"]), str(run.folder)) for arm in ordered for run in arms[arm]]
-    if len({(cell.arm, cell.seed) for cell in cells}) < len(cells):
+    entries = [RunEntry(arm, "", int(run.record["seed"]), str(run.folder)) for arm in ordered for run in arms[arm]]
+    if len({(entry.arm, entry.seed) for entry in entries}) < len(entries):
         raise ValueError("an arm has two runs with one seed: give the arms names, as {name: runs}")
-    record = SweepRecord("comparison", "", None, (), (), None, None, cells)
-    data = assemble(record, read_cells(Path("/"), cells, None), "run folders")
+    record = SweepRecord("comparison", "", None, (), (), None, None, entries)
+    data = assemble(record, read_runs(Path("/"), entries, None), "run folders")
     _require_comparable(data.finished, ordered, {arm: [run.status for run in arms[arm]] for arm in ordered})
     finals = final_values(data)
     rows = []

@@ -382,7 +382,7 @@ def write_report(arguments: argparse.Namespace) -> None:
 
 def export_data(arguments: argparse.Namespace) -> None:
     """Save the logged numbers of an experiment, from which its figures can be rebuilt; runs saved before stay."""
-    from grpo_lab.analysis.caveats import finished_cells
+    from grpo_lab.analysis.caveats import finished_runs
     from grpo_lab.analysis.sources.run_folders import load_sweep
     from grpo_lab.analysis.sources.saved_data import evaluations_alone, lean, save_data, with_saved
 
@@ -395,7 +395,7 @@ def export_data(arguments: argparse.Namespace) -> None:
     folder = arguments.to or data_of(arguments.name)
     for path in save_data(with_saved(data, folder), folder, arguments.compact):
         say(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
-    say(*finished_cells(data), sep="\n")
+    say(*finished_runs(data), sep="\n")
 
 
 def import_external(arguments: argparse.Namespace) -> None:
@@ -450,7 +450,7 @@ def stop_run(arguments: argparse.Namespace) -> None:
     """Interrupt a run and wait until it has finished its step and saved; a sweep goes on with its other runs."""
     from grpo_lab.sweeps.status import find_run
     from grpo_lab.sweeps.stop import stop_run
-    from grpo_lab.tracking.run_reader import activity_of, interrupted_in_words, was_stopped
+    from grpo_lab.tracking.run_reader import activity_of, interruption_message, was_stopped
 
     folder = find_run(arguments.name, arguments.runs, arguments.sweep, running=True)
     say(f"stopping the run in {folder}", flush=True)
@@ -465,7 +465,7 @@ def stop_run(arguments: argparse.Namespace) -> None:
     if not was_stopped(folder):
         say("it ended on its own")
     else:
-        say(f"{interrupted_in_words(folder) or 'it had not started'}; to resume, re-run the command that started it")
+        say(f"{interruption_message(folder) or 'it had not started'}; to resume, re-run the command that started it")
 
 
 def plan_power(arguments: argparse.Namespace) -> None:

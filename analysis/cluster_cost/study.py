@@ -34,7 +34,7 @@ _HOUR = 3600
 
 
 @dataclass(frozen=True)
-class Cell:
+class Scenario:
     """A model on cards under a schedule: the split of the cards with the shortest step, and that step."""
 
     model: str
@@ -91,16 +91,16 @@ class Study:
         lengths = Lengths.truncated(float(mean), cap, given["truncated"])
         return Workload(**{name: given[name] for name in names}, lengths=lengths)
 
-    def cell(self, model: str, cards: int, name: str, card: str = "H100", work: Workload | None = None) -> Cell:
+    def scenario(self, model: str, cards: int, name: str, card: str = "H100", work: Workload | None = None) -> Scenario:
         """The fastest split. Raises ValueError where the model fits no split."""
         work = work or self.work()
         found = [
-            Cell(model, name, cluster, simulate(cluster, self.schedule(name), work, steps=8, skip=6))
+            Scenario(model, name, cluster, simulate(cluster, self.schedule(name), work, steps=8, skip=6))
             for cluster in self._splits(model, cards, name, card)
         ]
         if not found:
             raise ValueError(f"{model} does not fit {cards} {card} under {name}: take more cards")
-        return min(found, key=lambda cell: cell.step.seconds)
+        return min(found, key=lambda scenario: scenario.step.seconds)
 
     def _splits(self, model: str, cards: int, name: str, card: str) -> list[Cluster]:
         whole = Cluster(self.shapes[model], self.cards[card], self.efficiency, cards)
@@ -109,9 +109,9 @@ class Study:
         clusters = [replace(whole, generating=generating) for generating in sorted(splits)]
         return [cluster for cluster in clusters if cluster.learner.fits != "no"]
 
-    def card_hours(self, cell: Cell) -> float:
+    def card_hours(self, scenario: Scenario) -> float:
         """Card-hours of a whole question."""
-        return self.runs * self.given["question"]["steps"] * cell.step.seconds * cell.cluster.cards / _HOUR
+        return self.runs * self.given["question"]["steps"] * scenario.step.seconds * scenario.cluster.cards / _HOUR
 
     @cached_property
     def grid(self) -> pd.DataFrame:
@@ -120,12 +120,12 @@ class Study:
         for model in self.shapes:
             for cards in self.given["cards_asked"]:
                 for name in SCHEDULES:
-                    cell = self.cell(model, cards, name)
-                    hours = self.card_hours(cell)
+                    scenario = self.scenario(model, cards, name)
+                    hours = self.card_hours(scenario)
                     rows.append(
-                        {"model": model, "cards": cards, "schedule": name, "generating": cell.cluster.generating}
-                        | {"fits": cell.cluster.learner.fits, "step": cell.step.seconds, "card_hours": hours}
-                        | {"dollars": hours * self.given["price"], "days": hours / cards / 24, **cell.step.shares()}
+                        {"model": model, "cards": cards, "schedule": name, "generating": scenario.cluster.generating}
+                        | {"fits": scenario.cluster.learner.fits, "step": scenario.step.seconds, "card_hours": hours}
+                        | {"dollars": hours * self.given["price"], "days": hours / cards / 24, **scenario.step.shares()}
                     )
         return pd.DataFrame(rows)
 
@@ -193,7 +193,7 @@ class Study:
         rows = []
         for cap in self.given["caps"]:
             work = self.work(cap=cap)
-            hours = {name: self.card_hours(self.cell(MODEL, CARDS, name, work=work)) for name in (SYNC, IN_FLIGHT)}
+            hours = {name: self.card_hours(self.scenario(MODEL, CARDS, name, work=work)) for name in (SYNC, IN_FLIGHT)}
             rows.append({"cap": cap, "mean": work.lengths.mean, **hours})
         return pd.DataFrame(rows)
 
@@ -204,7 +204,7 @@ class Study:
         cluster = Cluster(self.shapes[MODEL], self.cards["H100"], self.efficiency, CARDS, CARDS // 2)
         for lag in self.given["max_lags"]:
             step = simulate(cluster, InFlight(max_lag=lag), self.work(), steps=8, skip=lag + 2)
-            rows.append({"lag": lag, "hours": self.card_hours(Cell(MODEL, IN_FLIGHT, cluster, step))})
+            rows.append({"lag": lag, "hours": self.card_hours(Scenario(MODEL, IN_FLIGHT, cluster, step))})
         return pd.DataFrame(rows)
 
     @cached_property

@@ -55,7 +55,7 @@ from grpo_lab.analysis.tracks import (
     TRAINING,
     Track,
     answers_of,
-    cells,
+    by_condition,
     shared,
     tracks,
 )
@@ -305,10 +305,10 @@ def runs_of(data: SweepData, finals: FinalValues) -> list[PooledRun]:
     keys = {(row.level, row.arm, row.seed): str(row.run_key) for row in rows_of(data.runs[[*LABELS, "run_key"]])}
     assert data.design is not None, "only a declared sweep has conditions"
     found = []
-    for (level, arm), cell in cells(tracks(data, finals)).items():
+    for (level, arm), runs in by_condition(tracks(data, finals)).items():
         where, why = conditions(data, level, arm), apart(data, level, arm)
         (world,) = (word.partition("=")[2] for word in _words(data.design, level) if word.startswith("world="))
-        for track, choice in zip(cell, choices(data, cell)):
+        for track, choice in zip(runs, choices(data, runs)):
             if trained(track):
                 key, own = keys[level, arm, track.seed], replace(track, level=where)
                 found.append(PooledRun(key, data.record.name, world, own, arm == data.control, why, choice))
@@ -320,14 +320,14 @@ def trained(track: Track) -> bool:
     return not np.isfinite(track.kl).any() or bool(np.nanmax(track.kl) > MOVED)
 
 
-def choices(data: SweepData, cell: Sequence[Track]) -> list[Choice | None]:
-    """The `Choice` of every run of a cell; the halves are the same for all suites with as many questions."""
-    answers = answers_of(data, cell, SUITE)
+def choices(data: SweepData, runs: Sequence[Track]) -> list[Choice | None]:
+    """The `Choice` of every run of a condition; the halves are the same for all suites with as many questions."""
+    answers = answers_of(data, runs, SUITE)
     if answers is None or len(answers.question) < 2:
-        return [None] * len(cell)
+        return [None] * len(runs)
     halves = question_halves(len(answers.question), np.random.default_rng(SEED))
     found: list[Choice | None] = []
-    for track, accuracy, where in zip(cell, answers.accuracy, shared(cell)):
+    for track, accuracy, where in zip(runs, answers.accuracy, shared(runs)):
         reward, heldout = track.reward[where], track.heldout[where]
         picks = {"last": len(where) - 1, "train_reward": _highest(reward), "heldout": _highest(heldout)}
         regret = {

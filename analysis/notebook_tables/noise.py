@@ -18,7 +18,7 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, t_interval
 from grpo_lab.analysis.stats.power import minimum_detectable_effect
 from grpo_lab.analysis.stats.resampling import crossed_bootstrap
-from grpo_lab.analysis.tracks import EVALUATED, TRAINING, answers_of, cells, tracks
+from grpo_lab.analysis.tracks import EVALUATED, TRAINING, answers_of, by_condition, tracks
 from notebook_tables.noise_statistics import (
     crossed_t_interval,
     questions_needed,
@@ -148,7 +148,7 @@ def seeds_for(found: Sequence[SeedNoise], effects: Sequence[float | int] = EFFEC
 
 @dataclass(frozen=True)
 class Asked:
-    """What the runs of one cell answered to Q questions, seeds as rows.
+    """What the runs of one condition answered to Q questions, seeds as rows.
 
     `at_budget` is the share of right samples at X, `last` that at the last evaluation up to X, which no interpolation
     smooths; `answer_variance` is the variance of one sample about its question's own chance there. It is
@@ -162,13 +162,13 @@ class Asked:
 
 
 def asked(data: SweepData, finals: FinalValues, suite: str) -> dict[tuple[str, str], Asked]:
-    """The answers to a suite by (level, arm), of the cells whose answers were saved."""
+    """The answers to a suite by (level, arm), of the conditions whose answers were saved."""
     found = {}
-    for labels, cell in cells(tracks(data, finals)).items():
-        answers = answers_of(data, cell, suite, ends=True)
+    for labels, runs in by_condition(tracks(data, finals)).items():
+        answers = answers_of(data, runs, suite, ends=True)
         if answers is None:
             continue
-        seeds = [track.seed for track in cell]
+        seeds = [track.seed for track in runs]
         right, number = answers.correct[:, -2], answers.samples[:, -2]
         at_budget, last = (
             pd.DataFrame(shares, index=seeds, columns=answers.question)

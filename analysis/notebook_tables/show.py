@@ -39,7 +39,7 @@ def chosen_sweep() -> SweepData:
     """The sweep that the environment names: EXP (overlong, unless set), from RUNS or the repository's saved data.
 
     RUNS is a folder of runs or an MLflow store (sqlite:////path/mlflow.db, http://host:port); unset, the
-    repository's runs. Saved data count where they hold more finished cells. Raises ValueError, with what there is,
+    repository's runs. Saved data count where they hold more finished runs. Raises ValueError, with what there is,
     where neither has the sweep.
     """
     runs = os.environ.get("RUNS") or str(REPOSITORY / "runs")

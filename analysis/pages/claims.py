@@ -22,7 +22,7 @@ from grpo_lab.analysis.effects.verdict import (
     places_of,
 )
 from grpo_lab.analysis.final_values import FinalValues
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES
 from grpo_lab.analysis.stats.multiplicity import ALPHA, p_text
@@ -145,11 +145,11 @@ def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
 def _with_outcomes(answer: Answer, data: SweepData, finals: FinalValues, saved: SavedSweeps) -> Answer:
     """The answer with the speed of its arm, the pooled effect, and the reason where a gain was impossible."""
     prediction = answer.design.predictions[answer.claim.prediction]
-    (cell, control), metric = places_of(answer.design, prediction), prediction.metric
+    (condition, control), metric = places_of(answer.design, prediction), prediction.metric
     world = answer.where[0].partition("=")[2]
     margin = answer.design.margin_of(prediction)
     room = no_headroom(finals, control, metric, answer.claim.direction, margin, world)
-    speed = speed_text(data, finals, cell, control, metric) if has_speed(metric) else ""
+    speed = speed_text(data, finals, condition, control, metric) if has_speed(metric) else ""
     return replace(answer, speed=speed, headroom=room, pooled=_pooled(answer, metric, saved))
 
 
@@ -177,7 +177,7 @@ def claims_table(found: Sequence[Answer], figures: Collection[str] = (), ceiling
             answer.claim.says,
             linked(answer.claim.source),
             " ".join(f"`{word}`" for word in answer.where),
-            in_words(prediction.metric),
+            metric_text(prediction.metric),
             effect,
             answer.pooled if shown else "",
             "-" if margin is None else f"{margin:g}",
@@ -223,7 +223,7 @@ def predictions_table(data: SweepData, finals: FinalValues) -> str:
         shown = p_text(p).removeprefix("p ").removeprefix("= ") + (" (equivalence)" if within else "")
         cells = (
             claim(data, judgement),
-            in_words(prediction.metric),
+            metric_text(prediction.metric),
             difference.text("+") if judged else "",
             ", ".join(f"{value:+.3f}" for value in judgement.comparison.observed) if judged else "",
             shown if judged and not math.isnan(p) else "",
@@ -233,7 +233,7 @@ def predictions_table(data: SweepData, finals: FinalValues) -> str:
     for count in data.design.counts:
         found, unit = counted(finals, count), "base models" if finals.bases else "runs"
         what = f"{place(data, count.level, count.arm)} in {count_limit(count)} {unit}"
-        measured = f"{in_words(count.metric)} above {count.above:g}"
+        measured = f"{metric_text(count.metric)} above {count.above:g}"
         verdict = count_verdict(data, finals, count)
         lines.append(f"| {what} | {measured} | {found.text if found.of else ''} |  |  | {verdict} |")
     return "\n".join(lines)
@@ -247,5 +247,5 @@ def claims_text(found: Sequence[Answer]) -> str:
         lines.append(f"{answer.verdict}: {answer.claim.says} ({answer.claim.source})")
         if answer.judgement and answer.verdict not in ("not run", "manipulation check failed"):
             effect = f"{answer.judgement.difference.text('+')}, {answer.judgement.difference.runs()}"
-            lines.append(f"  {in_words(prediction.metric)} {effect}, {' '.join(answer.where)}, {answer.design.name}")
+            lines.append(f"  {metric_text(prediction.metric)} {effect}, {' '.join(answer.where)}, {answer.design.name}")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from grpo_lab.analysis.effects.verdict import VERDICTS
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, GREEN, GREY, VERMILLION
 from grpo_lab.analysis.figures.style import SMALL, TINY, Drawn, house_style, new_figure, write_footer, write_legend
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.table_rows import rows_of
 from pages.claims import Answer
 
@@ -46,7 +46,7 @@ def claim_numbers(found: Sequence[Answer]) -> pd.DataFrame:
                 "source": answer.claim.source,
                 "experiment": answer.design.name,
                 "where": " ".join(answer.where),
-                "metric": in_words(judgement.prediction.metric),
+                "metric": metric_text(judgement.prediction.metric),
                 "expected": answer.claim.direction.value,
                 "verdict": answer.verdict,
                 "effect": judgement.difference.mean,

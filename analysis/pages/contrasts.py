@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.effects.speed import world_of
 from grpo_lab.analysis.final_values import FinalValues
+from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.stats.intervals import seed_differences
 from grpo_lab.config.design import Design
 from pages.pooled import Effect
@@ -16,35 +17,33 @@ NO_CONDITION = ("budget", "evaluation", "tracking", "rollouts_every", "checkpoin
 POOLED_OVER = ("world", "regime", "recipe")  # beside these, settings must agree
 LONGEST = 2.0  # times the budget of one sweep is that of another, at most
 
-Cell = tuple[str, str]  # level and arm
-
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two cells of a sweep by their settings: what each sets that the other does not, and what both set."""
+    """Two conditions of a sweep by their settings: what each sets that the other does not, and what both set."""
 
     treated: frozenset[str]
     reference: frozenset[str]
     conditions: frozenset[str]
 
 
-def settings(design: Design, cell: Cell) -> dict[str, str]:
-    """Key -> override of a cell; an arm's win over its level's, and these over the base's."""
-    level, arm = cell
+def settings(design: Design, condition: Condition) -> dict[str, str]:
+    """Key -> override of a condition; an arm's win over its level's, and these over the base's."""
+    level, arm = condition
     words = (*design.base, *design.levels[level], *design.arms[arm])
     return {word.partition("=")[0]: word for word in words}
 
 
-def shared_settings(design: Design, cell: Cell, reference: Cell) -> dict[str, str]:
-    """Key -> override that both cells set alike, without what changes no policy."""
-    one, other = settings(design, cell), settings(design, reference)
+def shared_settings(design: Design, condition: Condition, reference: Condition) -> dict[str, str]:
+    """Key -> override that both conditions set alike, without what changes no policy."""
+    one, other = settings(design, condition), settings(design, reference)
     return {key: word for key, word in one.items() if other.get(key) == word and not key.startswith(NO_CONDITION)}
 
 
-def contrast_of(design: Design, cell: Cell, reference: Cell) -> Contrast:
-    """The contrast of two cells."""
-    one, other = settings(design, cell), settings(design, reference)
-    alike = shared_settings(design, cell, reference)
+def contrast_of(design: Design, condition: Condition, reference: Condition) -> Contrast:
+    """The contrast of two conditions."""
+    one, other = settings(design, condition), settings(design, reference)
+    alike = shared_settings(design, condition, reference)
     return Contrast(
         frozenset(word for key, word in one.items() if other.get(key) != word),
         frozenset(word for key, word in other.items() if one.get(key) != word),
@@ -52,10 +51,10 @@ def contrast_of(design: Design, cell: Cell, reference: Cell) -> Contrast:
     )
 
 
-def same_contrasts(design: Design, wanted: Contrast) -> list[tuple[Cell, Cell]]:
-    """The pairs of cells of a design with this contrast."""
-    cells = ((level, arm) for level in design.levels for arm in design.arms)
-    words = {cell: set(settings(design, cell).values()) for cell in cells}
+def same_contrasts(design: Design, wanted: Contrast) -> list[tuple[Condition, Condition]]:
+    """The pairs of conditions of a design with this contrast."""
+    conditions = ((level, arm) for level in design.levels for arm in design.arms)
+    words = {condition: set(settings(design, condition).values()) for condition in conditions}
     return [  # the two sets tell most pairs apart at a twentieth of the cost of their contrast
         (one, other)
         for one in words
@@ -77,13 +76,17 @@ def _budget(design: Design) -> float:
     return float(words.get("budget.amount", 0))
 
 
-def effects_of(design: Design, finals: FinalValues, pairs: Sequence[tuple[Cell, Cell]], metric: str) -> list[Effect]:
+def effects_of(
+    design: Design, finals: FinalValues, pairs: Sequence[tuple[Condition, Condition]], metric: str
+) -> list[Effect]:
     """The mean difference on each base model, for every pair that has one."""
     found = []
-    for cell, reference in pairs:
-        differences = seed_differences(finals.of(*cell, metric), finals.of(*reference, metric))
+    for condition, reference in pairs:
+        differences = seed_differences(finals.of(*condition, metric), finals.of(*reference, metric))
         if len(differences):
             by_base = differences.groupby([finals.bases[int(str(seed))] for seed in differences.index]).mean()
-            why = finals.compared(differences, metric, cell, reference).whole.why
-            found.append(Effect(world_of(design, cell[0]), {int(str(base)): one for base, one in by_base.items()}, why))
+            why = finals.compared(differences, metric, condition, reference).whole.why
+            found.append(
+                Effect(world_of(design, condition[0]), {int(str(base)): one for base, one in by_base.items()}, why)
+            )
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo_lab.analysis.effects.verdict import judge
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.config.folders import DESIGN, EXTERNAL
 from grpo_lab.instruments.submission import check
 from pages.claims import Answer, linked
@@ -39,7 +39,7 @@ def external_table(experiments: Path) -> str:
                 name,
                 says,
                 source,
-                in_words(judgement.prediction.metric),
+                metric_text(judgement.prediction.metric),
                 judgement.difference.text("+"),
                 verdict,
                 judgement.difference.runs(),

@@ -70,14 +70,14 @@ def _same_reward(data: SweepData, finals: FinalValues) -> Measured:
 def _sharpness(data: SweepData, finals: FinalValues) -> Measured:
     judged = judge_quantities(data, finals)
     shares = {one.prediction.level: one.measured for one in judged if one.prediction.quantity == SHARE}
-    cells = []
+    sentences = []
     for level, ranked in ranked_levels(data, finals).items():
         entropy, accuracy = (ranked.correlations[of].within(-1.0, 1.0).text("+") for of in ("train/entropy", HELDOUT))
         words = ("rank correlation with entropy ", "with accuracy ", "temperature gives ", " of the gain")
-        first, second, gives, gain = ("", "", "", "") if cells else words
-        cells.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
+        first, second, gives, gain = ("", "", "", "") if sentences else words
+        sentences.append(f"`{level}`: {first}{entropy}, {second}{accuracy}; {gives}{shares[level].text()}{gain}")
     supported = sum(one.verdict == "supported" for one in judged)
-    return Measured(". ".join(cells), f"{supported} of {len(judged)} predictions supported")
+    return Measured(". ".join(sentences), f"{supported} of {len(judged)} predictions supported")
 
 
 def _tight_penalty(data: SweepData, finals: FinalValues) -> Measured:

@@ -135,10 +135,12 @@ def _with_question(text: str, design: Design) -> str:
 def ceiling_text(saved: SavedSweeps, answer: Answer) -> str:
     """`A +0.012 [0.001, 0.023]`, the difference of the asymptotes of a claim of gain; "" where not identified."""
     metric = answer.design.predictions[answer.claim.prediction].metric
-    cell, reference = answer.places
-    if not answer.speed or not metric.endswith("/accuracy") or cell[0] != reference[0]:
+    condition, reference = answer.places
+    if not answer.speed or not metric.endswith("/accuracy") or condition[0] != reference[0]:
         return ""
     data, finals = saved.load(answer.design)
-    fits = {(fit.level, fit.arm): fit for fit in fit_sweep(data, finals, metric.split("/")[1], only=(cell, reference))}
-    found = compare(fits[cell], fits[reference])
+    fits = {
+        (fit.level, fit.arm): fit for fit in fit_sweep(data, finals, metric.split("/")[1], only=(condition, reference))
+    }
+    found = compare(fits[condition], fits[reference])
     return "" if found.reason else f"A {found.asymptote.text('+')}"

@@ -17,7 +17,7 @@ from grpo_lab.config.design import named_design
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.run_config import RunConfig, to_run
-from grpo_lab.sweeps.cells import sweep_name
+from grpo_lab.sweeps.planned_runs import sweep_name
 from grpo_lab.tasks.warm_start import ArithmeticBase
 from grpo_lab.tracking.files import write_json
 from world_profiles.profile import SAVED, Fit, card_text, measure_card

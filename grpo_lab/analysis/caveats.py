@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.final_values import EVALUATED, FinalValues, is_rated
-from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_in_words
-from grpo_lab.analysis.sources.matched_norms import matched_in_words, matched_norms
+from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers, tuned_lines
+from grpo_lab.analysis.sources.matched_norms import matched_lines, matched_norms
 from grpo_lab.analysis.sources.settings import SAME, STEPS, Condition, differences
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData, bases_of
 from grpo_lab.analysis.stats.comparison import FEWEST_BASES, compare, two_groups
@@ -30,9 +30,9 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
     """Every caveat of a sweep, one sentence each, the declaration first; lines of detail are indented."""
     parts = (
         _declaration(data),
-        tuned_in_words(chosen_numbers(data.record)),
-        matched_in_words(matched_norms(data.record)),
-        finished_cells(data),
+        tuned_lines(chosen_numbers(data.record)),
+        matched_lines(matched_norms(data.record)),
+        finished_runs(data),
         _bases(finals),
         _collapsed(data, finals),
         _exhausted(data, finals),
@@ -61,8 +61,8 @@ def notes(data: SweepData, finals: FinalValues) -> list[str]:
     lines += [f"{done} of {planned} planned runs are finished."] if done < planned else []
     infinite = [line for line in _not_finite(data) if line.startswith("Infinite") or "at their end" in line]
     lines += [
-        *tuned_in_words(chosen_numbers(data.record)),
-        *matched_in_words(matched_norms(data.record)),
+        *tuned_lines(chosen_numbers(data.record)),
+        *matched_lines(matched_norms(data.record)),
         *(line for line in _collapsed(data, finals) if not line.startswith(" ")),
         *(line for line in _exhausted(data, finals) if not line.startswith(" ")),
         *_two_groups(data, finals),
@@ -102,7 +102,7 @@ def _declaration(data: SweepData) -> list[str]:
     return [f"Declared {when} ({last['at']}, fingerprint {last['fingerprint']}){changed}."]
 
 
-def finished_cells(data: SweepData) -> list[str]:
+def finished_runs(data: SweepData) -> list[str]:
     """How many runs are finished, and, indented, each that is not and why."""
     places = [(level, arm) for level in data.levels for arm in data.arms]
     planned = sum(data.seeds_planned(level, arm) for level, arm in places)

@@ -63,7 +63,7 @@ def title(metric: str) -> str:
     return metric
 
 
-def in_words(metric: str) -> str:
+def metric_text(metric: str) -> str:
     """The title, and for a metric without one its name with what the registry says it means."""
     plain = logged_name(metric)
     bare = title(plain) == plain and is_known(plain)

@@ -60,7 +60,7 @@ Curve = tuple[np.ndarray, np.ndarray]  # compute, ascending and with the start a
 
 
 @dataclass(frozen=True)
-class CellFit:
+class ConditionFit:
     """The sigmoid of one arm at one level.
 
     `curves` holds every run's evaluations by seed, `start` the mean of their starts. `fits` holds one sigmoid per seed;
@@ -204,7 +204,7 @@ def _geometric(values: Sequence[float]) -> Interval:
     return Interval(math.exp(mean.mean), math.exp(mean.low), math.exp(mean.high), mean.n, points=points)
 
 
-def fit_cell(
+def fit_condition(
     level: str,
     arm: str,
     curves: Mapping[int, Curve],
@@ -213,7 +213,7 @@ def fit_cell(
     target: float = math.nan,
     collapsed: int = 0,
     spent_before: bool = False,
-) -> CellFit:
+) -> ConditionFit:
     """Fit the runs of one arm (seed -> compute and accuracy, the start at compute 0 included).
 
     R_0 of a run is its own evaluation before training, though all runs evaluate the same model there. The noise of one
@@ -235,7 +235,7 @@ def fit_cell(
         if refused
         else {seed: fit_curve(*curve, float(curve[1][0]), first, of=len(fitted)) for seed, curve in fitted.items()}
     )
-    return CellFit(level, arm, start, dict(curves), fits, refused, span, target, collapsed)
+    return ConditionFit(level, arm, start, dict(curves), fits, refused, span, target, collapsed)
 
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:
@@ -264,7 +264,7 @@ def fit_sweep(
     target: float | None = None,
     first: float = 0.0,
     only: Sequence[tuple[str, str]] = (),
-) -> list[CellFit]:
+) -> list[ConditionFit]:
     """Fit `eval/<suite>/accuracy` over the budget for every (level, arm) whose finished runs have it.
 
     The area of a level is taken from the latest first evaluation of its runs to the earliest last one. The default
@@ -274,16 +274,16 @@ def fit_sweep(
     """
     points = data.finished_points
     wanted = [labels for labels in data.run_arms if not only or labels in only]
-    cells = {labels: _curves(points, *labels, suite, finals.axis) for labels in wanted}
-    cells = {labels: curves for labels, curves in cells.items() if curves}
+    conditions = {labels: _curves(points, *labels, suite, finals.axis) for labels in wanted}
+    conditions = {labels: curves for labels, curves in conditions.items() if curves}
     fitted = []
-    for (level, arm), curves in cells.items():
-        runs = [curve for (other, _), seeds in cells.items() if other == level for curve in seeds.values()]
+    for (level, arm), curves in conditions.items():
+        runs = [curve for (other, _), seeds in conditions.items() if other == level for curve in seeds.values()]
         span = _span([compute for compute, _ in runs])
-        aim = _target(cells.get((level, data.control), {}), finals.budget) if target is None else target
+        aim = _target(conditions.get((level, data.control), {}), finals.budget) if target is None else target
         begun = points[(points["level"] == level) & (points["arm"] == arm) & (points["step"] == 0)]
         late = bool((begun[f"budget/{finals.axis}"] > 0).any())
-        fitted.append(fit_cell(level, arm, curves, first, span, aim, data.collapsed(level, arm), late))
+        fitted.append(fit_condition(level, arm, curves, first, span, aim, data.collapsed(level, arm), late))
     return fitted
 
 
@@ -309,24 +309,29 @@ def _target(control: Mapping[int, Curve], budget: float) -> float:
     return float(start + SHARE * (final - start)) if final > start else math.nan
 
 
-def scaling_table(cells: Sequence[CellFit]) -> pd.DataFrame:
+def scaling_table(conditions: Sequence[ConditionFit]) -> pd.DataFrame:
     """One row per arm: counts, A, C_mid and B, `identified` with `reasons`, extrapolation, area, compute to reach.
 
     Columns that end in `_low` and `_high` are 95% intervals: of the three parameters by the method in `kind`, of all
     others t over seeds.
     """
     rows = []
-    for cell in cells:
-        row = {"level": cell.level, "arm": cell.arm, "n": len(cell.curves), "n_collapsed": cell.collapsed}
-        row["evaluations"] = cell.evaluations
-        row |= {"identified": cell.identified, "reasons": "; ".join(cell.reasons), "kind": cell.kind}
-        error, absolute, inside = cell.extrapolation
-        intervals = {"asymptote": cell.asymptote, "midpoint": cell.midpoint, "exponent": cell.exponent}
-        intervals |= {"extrapolation_error": error, "area": cell.area, "reach": cell.reach}
+    for condition in conditions:
+        row = {
+            "level": condition.level,
+            "arm": condition.arm,
+            "n": len(condition.curves),
+            "n_collapsed": condition.collapsed,
+        }
+        row["evaluations"] = condition.evaluations
+        row |= {"identified": condition.identified, "reasons": "; ".join(condition.reasons), "kind": condition.kind}
+        error, absolute, inside = condition.extrapolation
+        intervals = {"asymptote": condition.asymptote, "midpoint": condition.midpoint, "exponent": condition.exponent}
+        intervals |= {"extrapolation_error": error, "area": condition.area, "reach": condition.reach}
         for name, interval in intervals.items():
             row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
         row |= {"extrapolation_absolute": absolute, "extrapolation_inside": inside}
-        rows.append(row | {"target": cell.target, "reached": len(cell.reached)})
+        rows.append(row | {"target": condition.target, "reached": len(condition.reached)})
     return pd.DataFrame(rows)
 
 
@@ -365,24 +370,26 @@ class FitComparison:
         return f"{apart}, {how}; {differ}{caution}"
 
 
-def compare(cell: CellFit, control: CellFit) -> FitComparison:
+def compare(condition: ConditionFit, control: ConditionFit) -> FitComparison:
     """Compare two arms of one level, paired by seed. As agree where the interval of their difference contains 0."""
-    labels = (cell.level, cell.arm, control.arm)
-    for one in (cell, control):
+    labels = (condition.level, condition.arm, control.arm)
+    for one in (condition, control):
         if not one.identified:
             return FitComparison(*labels, NONE, math.nan, NONE, f"{one.arm}: {'; '.join(one.reasons)}")
-    pairs = [seed for seed in cell.fits if seed is not None and seed in control.fits]
+    pairs = [seed for seed in condition.fits if seed is not None and seed in control.fits]
     if len(pairs) < FOR_INTERVAL:
         few = f"they share {len(pairs)} fitted seeds, {FOR_INTERVAL} are needed"
         return FitComparison(*labels, NONE, math.nan, NONE, few)
-    apart = t_interval([cell.fits[seed].sigmoid.asymptote - control.fits[seed].sigmoid.asymptote for seed in pairs])
+    apart = t_interval(
+        [condition.fits[seed].sigmoid.asymptote - control.fits[seed].sigmoid.asymptote for seed in pairs]
+    )
     if not apart.low <= 0 <= apart.high:
         return FitComparison(*labels, apart, math.nan, NONE, "")
-    shared = (cell.asymptote.mean + control.asymptote.mean) / 2
-    exponents = [[_refit(one, seed, shared).sigmoid.exponent for seed in pairs] for one in (cell, control)]
+    shared = (condition.asymptote.mean + control.asymptote.mean) / 2
+    exponents = [[_refit(one, seed, shared).sigmoid.exponent for seed in pairs] for one in (condition, control)]
     return FitComparison(*labels, apart, shared, t_interval([b - a for b, a in zip(*exponents)]), "")
 
 
-def _refit(cell: CellFit, seed: int, asymptote: float) -> CurveFit:
-    fit = cell.fits[seed]
-    return fit_curve(fit.compute, fit.accuracy, fit.sigmoid.start, asymptote=asymptote, of=len(cell.fits))
+def _refit(condition: ConditionFit, seed: int, asymptote: float) -> CurveFit:
+    fit = condition.fits[seed]
+    return fit_curve(fit.compute, fit.accuracy, fit.sigmoid.start, asymptote=asymptote, of=len(condition.fits))

@@ -96,7 +96,7 @@ def tracks(data: SweepData, finals: FinalValues) -> tuple[Track, ...]:
     return tuple(found)
 
 
-def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
+def by_condition(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
     """The tracks of every (level, arm), in the order they come."""
     grouped: dict[tuple[str, str], list[Track]] = {}
     for track in found:
@@ -104,9 +104,9 @@ def cells(found: Sequence[Track]) -> dict[tuple[str, str], list[Track]]:
     return grouped
 
 
-def mean_of_tracks(cell: Sequence[Track], values: Sequence[float]) -> Interval:
+def mean_of_tracks(runs: Sequence[Track], values: Sequence[float]) -> Interval:
     """The mean over the runs of an arm of one number each, for a new base model where these are of several."""
-    return mean_of_runs(values, [track.base for track in cell])
+    return mean_of_runs(values, [track.base for track in runs])
 
 
 def change(values: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ def gap(track: Track) -> np.ndarray:
 
     Pc_0 is the probe's accuracy at step 0: the first batch has about a tenth of a share of noise for 16 prompts of 8
     responses. What noise the probe has is in every G_k of a run. A gap is no harm yet, since harder questions gain less
-    from the same learning; `divergence.measures.waterfall` splits it into its parts.
+    from the same learning; `divergence.measures.decomposition` splits it into its parts.
     """
     return change(track.reward) - change(track.downstream)
 
@@ -178,22 +178,22 @@ def _trailing(run: pd.DataFrame, metric: str, x: str, points: np.ndarray, width:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def shared(cell: Sequence[Track]) -> list[np.ndarray]:
+def shared(runs: Sequence[Track]) -> list[np.ndarray]:
     """For each run of an arm, the places in its arrays of the evaluations that all runs have, and of its last point.
 
     Two evaluations are the same where their steps are.
     """
-    common = set.intersection(*(set(track.step[:-1].tolist()) for track in cell))
-    return [np.array([*np.flatnonzero(np.isin(t.step[:-1], list(common))), len(t.step) - 1]) for t in cell]
+    common = set.intersection(*(set(track.step[:-1].tolist()) for track in runs))
+    return [np.array([*np.flatnonzero(np.isin(t.step[:-1], list(common))), len(t.step) - 1]) for t in runs]
 
 
-def on_grid(cell: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def on_grid(runs: Sequence[Track], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """One grid [K] for an arm, and on it the values of its runs [S, K], interpolated between their own evaluations.
 
     The grid is the mean budget of every shared evaluation; `values` holds an array [own K] for each track.
     """
-    grid = np.mean([track.x[where] for track, where in zip(cell, shared(cell))], axis=0)
-    return grid, np.array([np.interp(grid, track.x, own) for track, own in zip(cell, values)])
+    grid = np.mean([track.x[where] for track, where in zip(runs, shared(runs))], axis=0)
+    return grid, np.array([np.interp(grid, track.x, own) for track, own in zip(runs, values)])
 
 
 @dataclass(frozen=True)
@@ -229,23 +229,23 @@ def _answers_by_place(data: SweepData, suite: str) -> dict[tuple[str, str], pd.D
     return dict(groups_of(asked, ["level", "arm"], sort=False))
 
 
-def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
+def answers_of(data: SweepData, runs: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
     """The answers of an arm's runs to a suite, at their shared evaluations or only at the first of them and at X.
 
     The ends of a run may ask more questions than lie between, so `ends` may give more of them. None where the answers
     of a needed evaluation were not saved. Raises ValueError where the runs were not asked the same questions.
     """
-    level, arm = cell[0].level, cell[0].arm
+    level, arm = runs[0].level, runs[0].arm
     own = _answers_by_place(data, suite).get((level, arm), data.answers.head(0))
     by_step = {labels: rows.sort_values("question") for labels, rows in own.groupby(["seed", "step"])}
     tables = []
-    places = [where[[0, -1]] if ends and len(where) > 1 else where for where in shared(cell)]
-    for track, where in zip(cell, places):
+    places = [where[[0, -1]] if ends and len(where) > 1 else where for where in shared(runs)]
+    for track, where in zip(runs, places):
         wanted = [*track.step[where][:-1].tolist(), *track.around]
         if any((track.seed, step) not in by_step for step in wanted):
             return None
         tables += [by_step[track.seed, step] for step in wanted]
-    firsts = tables[:: len(tables) // len(cell)]
+    firsts = tables[:: len(tables) // len(runs)]
     if not all(np.array_equal(table["question"], firsts[0]["question"]) for table in firsts):
         raise ValueError(
             f"runs of {arm!r} have different questions in {suite}: compare runs with the same evaluation and task"
@@ -255,8 +255,8 @@ def answers_of(data: SweepData, cell: Sequence[Track], suite: str, ends: bool = 
     if not all(np.array_equal(own, questions) for own in asked):
         questions = np.array(sorted(set.intersection(*map(set, asked))))
         tables = [table[np.isin(own, questions)] for own, table in zip(asked, tables)]
-    shape = (len(cell), -1, len(questions))
-    step = np.array([track.step[where] for track, where in zip(cell, places)])
-    lean = np.array([track.lean for track in cell])
+    shape = (len(runs), -1, len(questions))
+    step = np.array([track.step[where] for track, where in zip(runs, places)])
+    lean = np.array([track.lean for track in runs])
     samples, correct = (np.array([table[name] for table in tables]).reshape(shape) for name in ("n", "correct"))
     return Answers(step, questions, samples, correct, lean)

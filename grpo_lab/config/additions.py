@@ -38,7 +38,7 @@ def as_settings(arguments: Sequence[str]) -> list[str]:
             f"{own[0]} declares arms of its own, and {asked[0][1]}= gives others: leave one of the two out, or write "
             "the additions as design.tricks into an experiment of yours"
         )
-    if other := [word for word in arguments if re.match(r"hydra/sweeper=(?!cells$)", word)]:
+    if other := [word for word in arguments if re.match(r"hydra/sweeper=(?!(runs|cells)$)", word)]:
         raise ValueError(f"{other[0]} does not support arms, which {asked[0][1]}= needs: remove one of the two")
     name, text = asked[0].groups()
     quoted = ",".join(

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.config.run_config import AXES, ROOMS, slot_types
+from grpo_lab.config.run_config import AXES, CONFIG_GROUPS, slot_types
 from grpo_lab.config.user_files import LOADER, user_folders
 
 # Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.
@@ -147,7 +147,7 @@ def recipes_table() -> str:
     """The recipes as a markdown table: the option each selects on each axis; `-` for the plain option."""
     recipes = recipe_overrides()
     numbers = sorted({slot for chosen in recipes.values() for slot in chosen if "." in slot})
-    slots = [slot for slot in (*AXES, *ROOMS, *numbers) if any(slot in chosen for chosen in recipes.values())]
+    slots = [slot for slot in (*AXES, *CONFIG_GROUPS, *numbers) if any(slot in chosen for chosen in recipes.values())]
     lines = [f"| recipe | {' | '.join(slots)} |", "|---" * (len(slots) + 1) + "|"]
     for name, chosen in recipes.items():
         lines.append(f"| {name} | {' | '.join(chosen.get(slot, '-') for slot in slots)} |")

@@ -151,8 +151,8 @@ def recipe_choices() -> dict[str, dict[str, str]]:
     Of the optimiser, whose numbers suit a model, only those that the recipe itself sets.
     """
     recipes, plain = recipe_overrides(), plain_options() | {WRONG: "0"}
-    rooms = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
-    slots = ("question_filter", "pass_rate", *AXES, *rooms)
+    groups = sorted({slot for chosen in recipes.values() for slot in chosen} - set(AXES))
+    slots = ("question_filter", "pass_rate", *AXES, *groups)
     return {
         name: {slot: option for slot in slots if (option := (plain | chosen).get(slot)) is not None}
         for name, chosen in recipes.items()

@@ -12,7 +12,7 @@ from omegaconf.errors import InterpolationResolutionError
 from grpo_lab.config.catalogue import axes, plain_options
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_with_choices
-from grpo_lab.config.run_config import ROOMS, unresolved
+from grpo_lab.config.run_config import CONFIG_GROUPS, unresolved
 
 _USAGE = """\
 python -m grpo_lab.train [axis=option ...] [key=number ...] [-m] [--cfg job]
@@ -56,9 +56,9 @@ def help_text() -> str:
     groups = [(axis.name, [option.name for option in axis.options]) for axis in axes()]
     plain = plain_options()
     listed = {name for name, _ in groups}
-    for room in ("recipe", "world", *(room for room in ROOMS if room not in listed)):
-        names = [path.stem for path in (conf_folder() / room).glob("*.yaml")]
-        groups.append((room, sorted(names, key=lambda name, plain=plain[room]: (name != plain, name))))
+    for group in ("recipe", "world", *(group for group in CONFIG_GROUPS if group not in listed)):
+        names = [path.stem for path in (conf_folder() / group).glob("*.yaml")]
+        groups.append((group, sorted(names, key=lambda name, plain=plain[group]: (name != plain, name))))
     width = max(len(name) for name, _ in groups)
     for name, options in groups:
         lines.append(

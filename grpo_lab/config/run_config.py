@@ -83,7 +83,7 @@ AXES = (
     "aggregation",
     "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
-ROOMS = (
+CONFIG_GROUPS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
     "twin", "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
 )  # fmt: skip
@@ -93,7 +93,7 @@ _RISES = r"eval/\w+/(accuracy|pass_at_\d+)"  # metrics of an evaluation of which
 
 
 @dataclass(frozen=True)
-class CellLabel:
+class RunLabel:
     """Which sweep a run belongs to, with its arm and level there; empty for a run on its own."""
 
     sweep: str
@@ -179,7 +179,7 @@ class RunConfig:
     resume_with_changed_code: bool
     plugins: list[str]
     objective: str
-    cell: CellLabel
+    cell: RunLabel
     design: Any  # an experiment's declaration; only a sweep reads it
 
     def __post_init__(self) -> None:
@@ -387,7 +387,7 @@ def snake_case(name: str) -> str:
 def slot_types() -> dict[str, type]:
     """Slot name -> abstract base class, for axes and all other slots, in the order of RunConfig."""
     hints = typing.get_type_hints(RunConfig)
-    return {name: hints[name] for name in AXES + ROOMS}
+    return {name: hints[name] for name in AXES + CONFIG_GROUPS}
 
 
 def options(base: type) -> dict[str, type]:

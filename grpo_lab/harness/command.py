@@ -142,7 +142,7 @@ def runs_of(place: Path) -> list[Path]:
             f"there is no folder {place}: give a run's folder, such as runs/plain/seed=0, or one of several"
         )
     if (place / SWEEP).is_file():
-        below = [place.parent.parent / cell.folder for cell in read_sweep(place).cells]
+        below = [place.parent.parent / entry.folder for entry in read_sweep(place).cells]
     else:
         # MLflow keeps a copy of run.json among a run's artifacts; only a run's own folder has its metrics.
         below = sorted(path.parent for path in place.rglob("run.json") if (path.parent / "metrics.jsonl").exists())

@@ -24,7 +24,7 @@ from typing import Any
 from grpo_lab.analysis.effects.manipulation_checks import failed_checks
 from grpo_lab.analysis.effects.verdict import judge
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import lean, load_data, save_data, saved_names
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -194,8 +194,8 @@ def _faults_of_runs(design: Design, data: SweepData, described: Mapping[str, Any
     return faults
 
 
-def _title(cell: tuple[str, str, int]) -> str:
-    level, arm, seed = cell
+def _title(labels: tuple[str, str, int]) -> str:
+    level, arm, seed = labels
     return " ".join(filter(None, (level, arm, f"seed {seed}")))
 
 
@@ -250,7 +250,7 @@ def summary(data: SweepData, described: Mapping[str, Any]) -> list[str]:
     for one in judge(data, final_values(data)):
         prediction = one.prediction
         what = f"{prediction.arm} {prediction.direction.value} {'/'.join(filter(None, one.reference))}"
-        lines.append(f"{one.verdict}: {what}, {in_words(prediction.metric)} {one.difference.text('+')}")
+        lines.append(f"{one.verdict}: {what}, {metric_text(prediction.metric)} {one.difference.text('+')}")
     return lines
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo_lab.reproduce.compare import Compared, compare_runs, last_step
 from grpo_lab.reproduce.record import RunRecord, changed_code, check_inputs, check_repeatable, code_name, read_record
-from grpo_lab.sweeps.child import THREAD_VARIABLES, open_cell
+from grpo_lab.sweeps.child import THREAD_VARIABLES, open_run_process
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend, LocalProcess
 from grpo_lab.sweeps.progress_display import ProgressDisplay
@@ -101,7 +101,7 @@ class _Again(LocalBackend):
         self.variables, self.steps, self.reached = variables, steps, False
 
     def start(self, job: Job, slot: int) -> LocalProcess:
-        process = open_cell(job.words, job.folder, job.threads, self.variables, job.processes, _MODULE)
+        process = open_run_process(job.words, job.folder, job.threads, self.variables, job.processes, _MODULE)
         return _Until(process, self, job.folder)
 
 

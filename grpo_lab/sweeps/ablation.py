@@ -17,7 +17,7 @@ from grpo_lab.config.additions import ALL
 from grpo_lab.config.design import Kind
 from grpo_lab.config.overrides import in_one_line
 from grpo_lab.config.run_config import is_volatile
-from grpo_lab.sweeps.cells import BASE, is_hidden, key_of, seed_of, shown_words, values_of
+from grpo_lab.sweeps.planned_runs import BASE, is_hidden, key_of, seed_of, shown_words, values_of
 from grpo_lab.tracking import names
 
 _AXIS = "sampled_tokens"  # on which arms are compared, as in a sweep without a design

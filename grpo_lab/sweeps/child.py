@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 10.0  # time for a run to finish its step, then to flush its
 _of_a_sweep = False
 
 
-def cell_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
+def run_command(words: Sequence[str], processes: int = 1, module: str = "grpo_lab.train") -> list[str]:
     """The command that runs these overrides, in that number of processes, which share the run."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     shared = [*torchrun, f"--signals-to-handle={_SIGNALS}", "-m"] if processes > 1 else []
@@ -51,7 +51,7 @@ def write_command(output: IO[bytes], command: Sequence[str]) -> None:
     output.flush()
 
 
-def open_cell(
+def open_run_process(
     words: Sequence[str],
     folder: Path,
     threads: int,
@@ -65,7 +65,7 @@ def open_cell(
     `further` are environment variables beside those that limit the threads of each of its `processes`. Another `module`
     than the one that trains gets its own words. It works in the folder `cwd`, or here.
     """
-    command = cell_command(words, processes, module)
+    command = run_command(words, processes, module)
     with (folder / OUTPUT).open("ab") as output:
         write_command(output, command)
         return subprocess.Popen(

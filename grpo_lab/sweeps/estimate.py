@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.distributed.device import device_kind
-from grpo_lab.sweeps.cells import Cell
+from grpo_lab.sweeps.planned_runs import PlannedRun
 from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.progress import clock
 from grpo_lab.tracking.run_reader import has_ended, read_steps, saved_spending, stage_seconds
@@ -49,9 +49,9 @@ class RunCost:
     axis: str
     amount: float
 
-    def scale_to(self, cell: Cell) -> float:
+    def scale_to(self, planned: PlannedRun) -> float:
         """By how much more a run's budget is; NaN where this run spent nothing of that kind."""
-        budget = cell.run.budget
+        budget = planned.run.budget
         if budget.axis.value == self.axis:
             return budget.amount / self.amount
         spent = self.spent.get(budget.axis.value, 0.0)
@@ -62,7 +62,7 @@ class RunCost:
 class Estimate:
     """The rest of one run: seconds, sampled tokens and operations, NaN where not known; `source` in words."""
 
-    cell: Cell
+    planned: PlannedRun
     seconds: float
     tokens: float
     flops: float
@@ -90,17 +90,17 @@ def measured(folder: Path) -> RunCost | None:
         return None
 
 
-def estimates(cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> list[Estimate]:
+def estimates(runs: Sequence[PlannedRun], pilots: Sequence[PlannedRun], name: str, runs_dir: Path) -> list[Estimate]:
     """The rest of a sweep's runs, in their order. `pilots` are the sweep's, run or not."""
-    sources = _Sources([cell for cell in cells if not cell.same_as], pilots, name, runs_dir)
-    todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
-    return [_estimate(cell, *sources.of(cell)) for cell in todo]
+    sources = _Sources([planned for planned in runs if not planned.same_as], pilots, name, runs_dir)
+    todo = [planned for planned in runs if not planned.same_as and not has_ended(planned.folder)]
+    return [_estimate(planned, *sources.of(planned)) for planned in todo]
 
 
-def _estimate(cell: Cell, runs: Sequence[RunCost], source: str) -> Estimate:
-    scaled = [(one, scale) for one in runs if not math.isnan(scale := one.scale_to(cell))]
-    budget = cell.run.budget
-    left = max(0.0, 1.0 - saved_spending(cell.folder, budget.axis.value) / budget.amount)
+def _estimate(planned: PlannedRun, runs: Sequence[RunCost], source: str) -> Estimate:
+    scaled = [(one, scale) for one in runs if not math.isnan(scale := one.scale_to(planned))]
+    budget = planned.run.budget
+    left = max(0.0, 1.0 - saved_spending(planned.folder, budget.axis.value) / budget.amount)
 
     def mean(values: Sequence[float]) -> float:
         return left * sum(values) / len(values) if values else math.nan
@@ -111,33 +111,35 @@ def _estimate(cell: Cell, runs: Sequence[RunCost], source: str) -> Estimate:
     if budget.axis.value in known:  # the budget itself says it
         known[budget.axis.value] = [float(budget.amount)]
     seconds = mean([scale * one.seconds for one, scale in scaled])
-    return Estimate(cell, seconds, mean(known["sampled_tokens"]), mean(known["flops"]), source if scaled else "")
+    return Estimate(planned, seconds, mean(known["sampled_tokens"]), mean(known["flops"]), source if scaled else "")
 
 
 class _Sources:
     """Measured runs to estimate from; every folder is read at most once."""
 
-    def __init__(self, cells: Sequence[Cell], pilots: Sequence[Cell], name: str, runs_dir: Path) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], pilots: Sequence[PlannedRun], name: str, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
         self._read: dict[Path, RunCost | None] = {}
         self._found: dict[tuple[Any, ...], tuple[list[RunCost], str]] = {}
-        places = {(cell.plan.level, cell.plan.arm, cell.folder) for cell in cells}
+        places = {(planned.plan.level, planned.plan.arm, planned.folder) for planned in runs}
         if (sweep_folder(runs_dir, name) / FILE).exists():  # runs of other seeds than are asked for now
             recorded = read_sweep(sweep_folder(runs_dir, name)).cells
-            places |= {(cell.level, cell.arm, runs_dir / cell.folder) for cell in recorded}
+            places |= {(entry.level, entry.arm, runs_dir / entry.folder) for entry in recorded}
         self._finished = [place for place in sorted(places) if has_ended(place[2])]
-        self._pilots = [(cell.plan.level, cell.plan.arm, cell.folder) for cell in pilots if has_ended(cell.folder)]
+        self._pilots = [
+            (planned.plan.level, planned.plan.arm, planned.folder) for planned in pilots if has_ended(planned.folder)
+        ]
         self._others: list[tuple[Path, dict[str, Any]]] | None = None
 
-    def of(self, cell: Cell) -> tuple[list[RunCost], str]:
+    def of(self, planned: PlannedRun) -> tuple[list[RunCost], str]:
         """The measured runs of the best source for a run, and its name."""
-        key = (cell.plan.level, cell.plan.arm, cell.run.budget.axis)
+        key = (planned.plan.level, planned.plan.arm, planned.run.budget.axis)
         if key not in self._found:
-            self._found[key] = next(self._candidates(cell), ([], ""))
+            self._found[key] = next(self._candidates(planned), ([], ""))
         return self._found[key]
 
-    def _candidates(self, cell: Cell) -> Iterator[tuple[list[RunCost], str]]:
-        level, arm = cell.plan.level, cell.plan.arm
+    def _candidates(self, planned: PlannedRun) -> Iterator[tuple[list[RunCost], str]]:
+        level, arm = planned.plan.level, planned.plan.arm
         of_sweep = (
             (self._finished, lambda at: at[:2] == (level, arm), "finished runs of the same arm"),
             (self._finished, lambda at: at[0] == level, "finished runs of other arms"),
@@ -148,7 +150,7 @@ class _Sources:
         for places, fits, words in of_sweep:
             if runs := self._measure(place[2] for place in places if fits(place)):
                 yield runs, words
-        if runs := self._measure(self._alike(cell)):
+        if runs := self._measure(self._alike(planned)):
             yield runs, f"finished runs in {self._runs_dir} of the same model, engine and device"
 
     def _measure(self, folders: Iterator[Path]) -> list[RunCost]:
@@ -162,7 +164,7 @@ class _Sources:
                 break
         return runs
 
-    def _alike(self, cell: Cell) -> Iterator[Path]:
+    def _alike(self, planned: PlannedRun) -> Iterator[Path]:
         """The newest finished runs with the run's model, engine and device."""
         if self._others is None:
             done = sorted(self._runs_dir.glob("*/seed=*/DONE"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -172,13 +174,13 @@ class _Sources:
                     self._others.append((path.parent, json.loads((path.parent / "run.json").read_bytes())))
                 except (OSError, ValueError):
                     continue
-        wanted = {slot: cell.choices.get(slot) for slot in ("model", "engine")}
-        device = device_kind(cell.run.device)
+        wanted = {slot: planned.choices.get(slot) for slot in ("model", "engine")}
+        device = device_kind(planned.run.device)
         for folder, described in self._others:
             choices, config = described.get("choices", {}), described.get("config", {})
             same = all(choices.get(slot) == option for slot, option in wanted.items())
-            if cell.run.budget.axis.value in _PER_BATCH:
-                same = same and all(config.get(name) == getattr(cell.run, name) for name in _BATCH)
+            if planned.run.budget.axis.value in _PER_BATCH:
+                same = same and all(config.get(name) == getattr(planned.run, name) for name in _BATCH)
             if same and device in (None, described.get("identity", {}).get("device")):
                 yield folder
 

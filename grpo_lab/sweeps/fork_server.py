@@ -20,15 +20,15 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from grpo_lab.sweeps.child import OUTPUT, PARENT, cell_command, thread_limits, write_command
+from grpo_lab.sweeps.child import OUTPUT, PARENT, run_command, thread_limits, write_command
 from grpo_lab.sweeps.jobs import Started
 
 _loaded_for: int | None = None  # the threads of the server's libraries, which are those of the first run
 _SERVER_DIED = 255  # multiprocessing's exit status of a process whose server has died
 
 
-def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> Started:
-    """Start the run of these overrides as `open_cell` does, forked. Raises OSError if it cannot.
+def fork_run(words: Sequence[str], folder: Path, threads: int, further: Mapping[str, str]) -> Started:
+    """Start the run of these overrides as `open_run_process` does, forked. Raises OSError if it cannot.
 
     The server starts with the first run and ends with this process.
     """
@@ -39,7 +39,7 @@ def fork_cell(words: Sequence[str], folder: Path, threads: int, further: Mapping
         forkserver.ensure_running()
     environment = {**os.environ, **thread_limits(threads), **further}
     process = multiprocessing.get_context("forkserver").Process(
-        target=_be_the_cell, args=(tuple(words), folder, environment, threads == _loaded_for)
+        target=_be_the_run, args=(tuple(words), folder, environment, threads == _loaded_for)
     )
     try:
         process.start()
@@ -88,9 +88,9 @@ def _environment(changed: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
 
 
-def _be_the_cell(words: tuple[str, ...], folder: Path, environment: dict[str, str], same_threads: bool) -> None:
+def _be_the_run(words: tuple[str, ...], folder: Path, environment: dict[str, str], same_threads: bool) -> None:
     """In the forked process: become the run, with its own session, output, environment and command line."""
-    command = cell_command(words)
+    command = run_command(words)
     with (folder / OUTPUT).open("ab") as output:  # before anything that can fail, so that it says why
         write_command(output, command)
         for stream in (1, 2):

@@ -20,7 +20,7 @@ from grpo_lab.tracking.run_reader import (
     STOP,
     has_ended,
     holder,
-    interrupted_in_words,
+    interruption_message,
     is_held,
     saved_step,
     was_stopped,
@@ -103,15 +103,15 @@ class Backend(ABC):
         """The run as an earlier sweep left it on the backend, which runs it or is going to; None if it does not."""
         return None
 
-    def interrupt(self, cells: Sequence[Started]) -> None:
+    def interrupt(self, runs: Sequence[Started]) -> None:
         """Ask several runs to end."""
-        for cell in cells:
-            cell.interrupt()
+        for run in runs:
+            run.interrupt()
 
-    def kill(self, cells: Sequence[Started]) -> None:
+    def kill(self, runs: Sequence[Started]) -> None:
         """End several runs at once."""
-        for cell in cells:
-            cell.kill()
+        for run in runs:
+            run.kill()
 
     def close(self) -> None:
         """Let go of the backend; no run of it runs any more."""
@@ -123,7 +123,7 @@ class _Running:
     index: int
     job: Job
     slot: int
-    cell: Started
+    run: Started
     watched: WatchedRun
     started: float  # unix time in s
     wrote: object = None  # what its folder looked like when it last changed
@@ -207,7 +207,7 @@ def run_jobs(
                 waiting.remove((index, job))
             ended = [(entry, code) for entry in running if (code := _ended(entry, backend.late_seconds)) is not None]
             for entry in running:
-                entry.watched.note = entry.cell.note
+                entry.watched.note = entry.run.note
                 if not any(entry is one for one, _ in ended):
                     _end_if_silent(entry, silent_seconds, grace_seconds)
             for entry, code in ended:
@@ -238,15 +238,15 @@ def _start(
         job.folder.mkdir(parents=True, exist_ok=True)
         if known is None:  # an attempt that is refused leaves no other word
             (job.folder / STOP).unlink(missing_ok=True)
-        cell = known or backend.start(job, slot)
+        run = known or backend.start(job, slot)
     watched = job.watched()
     display.start(watched)
-    return _Running(index, job, slot, cell, watched, started)
+    return _Running(index, job, slot, run, watched, started)
 
 
 def _ended(entry: _Running, late_seconds: float) -> int | None:
     """The exit status of a run, once its folder shows that it is finished if it says so."""
-    code, now = entry.cell.poll(), time.monotonic()
+    code, now = entry.run.poll(), time.monotonic()
     if code is not None:
         entry.done = entry.done or now
         if code == 0 and now < entry.done + late_seconds and not has_ended(entry.job.folder):
@@ -259,9 +259,9 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
     if entry.interrupted_at is not None:
         if not entry.interrupted_again and now > entry.interrupted_at + grace_seconds / 2:
             entry.interrupted_again = True
-            entry.cell.interrupt()
+            entry.run.interrupt()
         if now > entry.interrupted_at + grace_seconds:
-            entry.cell.kill()
+            entry.run.kill()
             entry.interrupted_at = math.inf
         return
     if now < entry.listened + _LISTEN_SECONDS:
@@ -270,11 +270,11 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
     with contextlib.suppress(OSError):  # a file that was replaced, a folder that is away for a moment
         files = (path for path in entry.job.folder.iterdir() if not _BESIDE.fullmatch(path.name))
         wrote = {(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files}
-        if entry.cell.note or wrote != entry.wrote:  # one that waits for its turn has nothing to write
+        if entry.run.note or wrote != entry.wrote:  # one that waits for its turn has nothing to write
             entry.wrote, entry.heard = wrote, now
     if now > entry.heard + silent_seconds:
-        entry.cell.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
-        entry.cell.interrupt()
+        entry.run.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
+        entry.run.interrupt()
         entry.interrupted_at = now
 
 
@@ -289,7 +289,7 @@ def _failure(entry: _Running, code: int) -> str | None:
     lines = [line for line in said.splitlines()[1:] if line]
     errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
     reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
-    return f"{entry.cell.said or reason} (see {output})"
+    return f"{entry.run.said or reason} (see {output})"
 
 
 def _stop(running: Sequence[_Running], backend: Backend, grace_seconds: float, display: ProgressDisplay) -> None:
@@ -305,10 +305,10 @@ def _stop(running: Sequence[_Running], backend: Backend, grace_seconds: float, d
     )
 
     def left() -> list[_Running]:
-        return [entry for entry in running if entry.cell.poll() is None]
+        return [entry for entry in running if entry.run.poll() is None]
 
     def interrupt(seconds: float) -> None:
-        backend.interrupt([entry.cell for entry in left()])
+        backend.interrupt([entry.run for entry in left()])
         deadline = time.monotonic() + seconds
         while left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -321,10 +321,10 @@ def _stop(running: Sequence[_Running], backend: Backend, grace_seconds: float, d
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(max(0.0, heard - time.monotonic()))
             interrupt(at_once)
-    killed = [entry.cell for entry in left()]
+    killed = [entry.run for entry in left()]
     backend.kill(killed)
     deadline = time.monotonic() + _END_SECONDS
-    while any(not cell.gone() for cell in killed) and time.monotonic() < deadline:
+    while any(not run.gone() for run in killed) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     for entry in running:
         display.say(f"{entry.job.title}: {_what_is_left(entry)}")
@@ -334,7 +334,7 @@ def _what_is_left(entry: _Running) -> str:
     """The last words of a run that was ended in this attempt, or its state by its folder."""
     if has_ended(entry.job.folder):
         return "finished"
-    if said := interrupted_in_words(entry.job.folder, entry.started):
+    if said := interruption_message(entry.job.folder, entry.started):
         return said
     saved = saved_step(entry.job.folder)
     return "killed; " + ("it restarts from step 0" if saved is None else f"it resumes from step {saved}")

@@ -13,15 +13,15 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device, planned_elsewhere
-from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells
 from grpo_lab.sweeps.jobs import Backend, Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend, gpu_share, slots
 from grpo_lab.sweeps.objective import objective
+from grpo_lab.sweeps.planned_runs import PlannedRun, compose_runs, plan_runs
 from grpo_lab.sweeps.progress_display import ProgressDisplay
 from grpo_lab.tracking.progress import clock
 
 
-class CellLauncher(ABC):
+class RunLauncher(ABC):
     """The work of a launcher.
 
     `grace_seconds`: from Ctrl-C until runs that have not ended are killed. `silent_minutes`: after so long without a
@@ -39,14 +39,14 @@ class CellLauncher(ABC):
             )
         self.grace_seconds, self.processes = grace_seconds, processes
         self.silent_seconds = math.inf if silent_minutes is None else 60 * silent_minutes
-        self.expected: tuple[str, Sequence[Cell], int] | None = None
+        self.expected: tuple[str, Sequence[PlannedRun], int] | None = None
 
     @abstractmethod
-    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
+    def backend(self, name: str, jobs: Sequence[Job], runs: Sequence[PlannedRun]) -> Backend:
         """Where the jobs of the sweep `name` run. Raises ValueError with a remedy if they cannot."""
 
     @abstractmethod
-    def workers_for(self, cells: Sequence[Cell]) -> int:
+    def workers_for(self, runs: Sequence[PlannedRun]) -> int:
         """Maximum concurrent runs of these, as far as the settings say."""
 
     @contextlib.contextmanager
@@ -55,33 +55,33 @@ class CellLauncher(ABC):
         with ranks.planned(self.processes), planned_elsewhere(self.elsewhere):
             yield
 
-    def expect(self, name: str, cells: Sequence[Cell], finished: int) -> None:
+    def expect(self, name: str, runs: Sequence[PlannedRun], finished: int) -> None:
         """Set the runs of the next `launch`, so that they need not be composed again."""
-        self.expected = (name, cells, finished)
+        self.expected = (name, runs, finished)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], compose: Any, hydra: Sequence[str]) -> list[JobReturn]:
         """Run the jobs and return one JobReturn each; `hydra` are the sweep's overrides of Hydra's own settings."""
         with self.planned():
-            name, cells, finished = self.expected or ("jobs", _cells_of(job_overrides, compose), 0)
+            name, runs, finished = self.expected or ("jobs", _planned_runs(job_overrides, compose), 0)
         ours, self.expected = self.expected is not None, None
         # Settings of the sweep stay here; others, such as a search path or a log level, go to the runs.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
         told = [[*words, *passed_on] for words in job_overrides]
-        jobs = [_job(cell, words, self.processes) for cell, words in zip(cells, told, strict=True)]
+        jobs = [_job(planned, words, self.processes) for planned, words in zip(runs, told, strict=True)]
         began = time.monotonic()
         with (
-            contextlib.closing(self.backend(name, jobs, cells)) as backend,
+            contextlib.closing(self.backend(name, jobs, runs)) as backend,
             ProgressDisplay(name, len(jobs) + finished, finished) as display,
         ):
             failures = run_jobs(jobs, backend, self.grace_seconds, display, self.silent_seconds)
             display.say(f"{name}: {display.summary()} after {clock(time.monotonic() - began)}")
         # Another sweeper, which may search, is told what each run is worth.
-        worth = [None if ours or failure else _objective(cell) for cell, failure in zip(cells, failures)]
+        worth = [None if ours or failure else _objective(planned) for planned, failure in zip(runs, failures)]
         return [_returned(*job) for job in zip(job_overrides, failures, worth)]
 
 
-class LocalCells(CellLauncher):
+class LocalRunLauncher(RunLauncher):
     """The work of the launcher `local`."""
 
     def __init__(
@@ -91,21 +91,21 @@ class LocalCells(CellLauncher):
         require_at_least_one("workers", workers, "null uses the machine")
         self.workers = workers
 
-    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
-        return self._backend(cells)
+    def backend(self, name: str, jobs: Sequence[Job], runs: Sequence[PlannedRun]) -> Backend:
+        return self._backend(runs)
 
-    def workers_for(self, cells: Sequence[Cell]) -> int:
-        backend = self._backend(cells)
+    def workers_for(self, runs: Sequence[PlannedRun]) -> int:
+        backend = self._backend(runs)
         backend.widen()
         return backend.workers
 
-    def _backend(self, cells: Sequence[Cell]) -> LocalBackend:
-        on_cuda = any(choose_device(cell.run.device).type == "cuda" for cell in cells)
-        threads = max((cell.run.threads for cell in cells), default=1)
+    def _backend(self, runs: Sequence[PlannedRun]) -> LocalBackend:
+        on_cuda = any(choose_device(planned.run.device).type == "cuda" for planned in runs)
+        threads = max((planned.run.threads for planned in runs), default=1)
         workers, devices = slots(self.workers, threads, on_cuda, self.processes)
         # What vLLM's own processes take is not measured.
-        measurable = self.workers is None and self.processes == 1 and all(cell.run.engine.forks for cell in cells)
-        share = gpu_share([cell.folder for cell in cells], devices, threads) if devices and measurable else None
+        measurable = self.workers is None and self.processes == 1 and all(planned.run.engine.forks for planned in runs)
+        share = gpu_share([planned.folder for planned in runs], devices, threads) if devices and measurable else None
         return LocalBackend(workers, devices, share)
 
 
@@ -124,20 +124,20 @@ def require_gpus_for(processes: int, gpus: float | int) -> None:
         )
 
 
-def _cells_of(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[Cell]:
+def _planned_runs(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[PlannedRun]:
     """The runs of jobs from another sweeper."""
-    return compose_cells([plan_cells(None, words)[0] for words in job_overrides], "", compose)
+    return compose_runs([plan_runs(None, words)[0] for words in job_overrides], "", compose)
 
 
-def _job(cell: Cell, words: Sequence[str], processes: int) -> Job:
-    run, budget = cell.run, cell.run.budget
+def _job(planned: PlannedRun, words: Sequence[str], processes: int) -> Job:
+    run, budget = planned.run, planned.run.budget
     forks = run.engine.forks and processes == 1
-    told = (cell.plan.title, tuple(words), cell.folder, budget.axis.value, budget.amount)
+    told = (planned.plan.title, tuple(words), planned.folder, budget.axis.value, budget.amount)
     return Job(*told, run.threads, forks, processes)
 
 
-def _objective(cell: Cell) -> float:
-    return objective(cell.folder, cell.run.objective, cell.run.budget.axis.value)
+def _objective(planned: PlannedRun) -> float:
+    return objective(planned.folder, planned.run.objective, planned.run.budget.axis.value)
 
 
 def _returned(words: Sequence[str], failure: str | None, value: float | None) -> JobReturn:

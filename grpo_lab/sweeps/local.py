@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.sweeps.child import open_cell
-from grpo_lab.sweeps.fork_server import fork_cell
+from grpo_lab.sweeps.child import open_run_process
+from grpo_lab.sweeps.fork_server import fork_run
 from grpo_lab.sweeps.jobs import Backend, Job, Started
 from grpo_lab.tracking.run_reader import gpu_peak
 
@@ -75,8 +75,8 @@ class LocalBackend(Backend):
     def start(self, job: Job, slot: int) -> Started:
         devices = {"CUDA_VISIBLE_DEVICES": self.devices[slot % len(self.devices)]} if self.devices else {}
         if job.forks and sys.platform == "linux":  # elsewhere system libraries do not outlive a fork
-            return fork_cell(job.words, job.folder, job.threads, devices)
-        return LocalProcess(open_cell(job.words, job.folder, job.threads, devices, job.processes))
+            return fork_run(job.words, job.folder, job.threads, devices)
+        return LocalProcess(open_run_process(job.words, job.folder, job.threads, devices, job.processes))
 
 
 class LocalProcess(Started):

@@ -20,9 +20,18 @@ from hydra.core.utils import JobReturn
 
 from grpo_lab.analysis.sources.matched_norms import TOLERANCE, MatchedNorm, matched_norms, norms_table
 from grpo_lab.config.design import Design
-from grpo_lab.sweeps.cells import Cell, Compose, Plan, compose_cells, is_hidden, key_of, plan_cells, with_overrides
 from grpo_lab.sweeps.objective import has_settled
 from grpo_lab.sweeps.pilot import pilot_plans, pilot_seed
+from grpo_lab.sweeps.planned_runs import (
+    Compose,
+    Plan,
+    PlannedRun,
+    compose_runs,
+    is_hidden,
+    key_of,
+    plan_runs,
+    with_overrides,
+)
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.run_reader import read_steps, was_stopped
 from grpo_lab.tracking.sweep_record import FILE, read_sweep, record_sweep, sweep_folder
@@ -32,7 +41,7 @@ RATE = "optimizer.learning_rate"
 NORM = "train/update_norm"
 _TRIALS = 3  # of a matched learning rate at most; a rate that scales its updates is right at the first
 ArmLevel = tuple[str, str]  # level and arm
-Launch = Callable[[str, Sequence[Cell], int], Sequence[JobReturn]]
+Launch = Callable[[str, Sequence[PlannedRun], int], Sequence[JobReturn]]
 
 
 @dataclass(frozen=True)
@@ -73,14 +82,14 @@ def plan_matching(
     design: Design, arguments: Sequence[str], name: str, compose: Compose, runs_dir: Path, share: float
 ) -> Matching:
     """Check the runs of a design with matched arms before anything runs. Raises ValueError with a remedy."""
-    cells = compose_cells(plan_cells(design, arguments), name, compose)
+    runs = compose_runs(plan_runs(design, arguments), name, compose)
     matched = list(
-        dict.fromkeys((one.plan.level, one.plan.arm) for one in cells if design.plain_of(one.plan.arm) != one.plan.arm)
+        dict.fromkeys((one.plan.level, one.plan.arm) for one in runs if design.plain_of(one.plan.arm) != one.plan.arm)
     )
     arms = tuple(dict.fromkeys((design.control, *(design.plain_of(arm) for _, arm in matched))))
-    short = pilot_plans(design, arms, arguments, cells, share)
+    short = pilot_plans(design, arms, arguments, runs, share)
     plans = {(plan.level, plan.arm): plan for plan in short}
-    pilots = compose_cells(short, name, compose)
+    pilots = compose_runs(short, name, compose)
     rates = {(one.plan.level, one.plan.arm): one.run.optimizer.learning_rate for one in pilots}
     keys = {}
     for level, arm in matched:
@@ -170,28 +179,28 @@ def _at_rate(matching: Matching, place: ArmLevel, factor: float) -> Plan:
 
 def _norms(matching: Matching, plans: Sequence[Plan], launch: Launch, what: str) -> dict[ArmLevel, float]:
     """The mean update norm of each pilot, which is run unless it has ended."""
-    cells = compose_cells(plans, matching.name, matching.compose)
-    todo = [cell for cell in cells if not has_settled(cell.folder)]
+    runs = compose_runs(plans, matching.name, matching.compose)
+    todo = [planned for planned in runs if not has_settled(planned.folder)]
     if todo:
-        runs_dir = cells[0].folder.parent.parent
+        runs_dir = runs[0].folder.parent.parent
         record_sweep(
-            runs_dir, matching.name, [cell.record() for cell in cells], None, None, "", provenance.typed(),
+            runs_dir, matching.name, [planned.record() for planned in runs], None, None, "", provenance.typed(),
             provenance.commit(), None,
         )  # fmt: skip
-        launch(f"{matching.name}, matching, {what}", todo, len(cells) - len(todo))
+        launch(f"{matching.name}, matching, {what}", todo, len(runs) - len(todo))
     norms = {}
-    for cell in cells:
-        if not has_settled(cell.folder):
-            said = "was stopped" if was_stopped(cell.folder) else "failed"
+    for planned in runs:
+        if not has_settled(planned.folder):
+            said = "was stopped" if was_stopped(planned.folder) else "failed"
             raise ValueError(
-                f"no run was started, because the pilot {cell.plan.title} {said} (see {cell.folder}); the same command "
-                "tries again"
+                f"no run was started, because the pilot {planned.plan.title} {said} (see {planned.folder}); the same "
+                "command tries again"
             )
-        logged = [step.metrics[NORM] for step in read_steps(cell.folder) if NORM in step.metrics]
-        norms[cell.plan.level, cell.plan.arm] = mean = math.fsum(logged) / max(len(logged), 1)
+        logged = [step.metrics[NORM] for step in read_steps(planned.folder) if NORM in step.metrics]
+        norms[planned.plan.level, planned.plan.arm] = mean = math.fsum(logged) / max(len(logged), 1)
         if not mean > 0:
             raise ValueError(
-                f"the pilot {cell.plan.title} made no update, so there is no update norm to match: raise "
+                f"the pilot {planned.plan.title} made no update, so there is no update norm to match: raise "
                 "hydra.sweeper.pilot_share, or choose an environment with signal"
             )
     return norms

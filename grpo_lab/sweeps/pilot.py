@@ -21,13 +21,13 @@ from grpo_lab.analysis.effects.speed import impossible_gains
 from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.config.design import Design, Part
-from grpo_lab.sweeps.cells import (
-    Cell,
+from grpo_lab.sweeps.planned_runs import (
     Compose,
     Plan,
-    compose_cells,
+    PlannedRun,
+    compose_runs,
     key_of,
-    plan_cells,
+    plan_runs,
     share_runs,
     with_overrides,
 )
@@ -38,7 +38,7 @@ from grpo_lab.tracking.terminal import Terminal
 
 _LEFT_OUT = ("parts", "part", "predictions", "changes", "claims")  # of the declaration: a pilot judges nothing
 _PLAIN = ("evaluation=brief", "tracking=none")
-Start = Callable[[Sequence[Cell]], object]
+Start = Callable[[Sequence[PlannedRun]], object]
 
 
 def pilot_seed(design: Design) -> int:
@@ -47,16 +47,16 @@ def pilot_seed(design: Design) -> int:
     return next(seed for seed in beyond if not design.bases or design.base_of(seed) == design.bases[0])
 
 
-def pilot_cells(
+def pilot_runs(
     design: Design,
     arguments: Sequence[str],
     name: str,
-    cells: Sequence[Cell],
+    runs: Sequence[PlannedRun],
     compose: Compose,
     share: float,
     settled: Callable[[Plan], Plan] = lambda plan: plan,
-) -> list[Cell]:
-    """The arms among `cells` that require something, and their control, of one seed and a `share` of the budget.
+) -> list[PlannedRun]:
+    """The arms among `runs` that require something, and their control, of one seed and a `share` of the budget.
 
     `settled` gives a plan the numbers that its arm is tuned to. None where nothing is required. Raises ValueError for a
     share that is not above 0 and at most 1.
@@ -65,29 +65,29 @@ def pilot_cells(
     required = tuple(arm for arm in design.chosen().arms if arm in design.requires)
     if not required:
         return []
-    plans = pilot_plans(design, (design.control, *required), arguments, cells, share, settled)
-    return share_runs(compose_cells(plans, name, compose))
+    plans = pilot_plans(design, (design.control, *required), arguments, runs, share, settled)
+    return share_runs(compose_runs(plans, name, compose))
 
 
 def pilot_plans(
     design: Design,
     arms: tuple[str, ...],
     arguments: Sequence[str],
-    cells: Sequence[Cell],
+    runs: Sequence[PlannedRun],
     share: float,
     settled: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> list[Plan]:
-    """The pilots of these arms, as in `pilot_cells`. Raises ValueError as it does."""
+    """The pilots of these arms, as in `pilot_runs`. Raises ValueError as it does."""
     _require_share(share)
     part = replace(design, parts={"pilot": Part(arms, design.chosen().levels)}, part="pilot")
     words = [word for word in arguments if key_of(word) != "seed"]
-    runs_dir = Path(cells[0].run.runs_dir).expanduser().absolute() / "pilots" / _code()
+    runs_dir = Path(runs[0].run.runs_dir).expanduser().absolute() / "pilots" / _code()
     folder = QuotedString(str(runs_dir), Quote.single).with_quotes()
     # A control that this part leaves out has its level's budget.
-    amounts = {cell.plan.level: cell.run.budget.amount for cell in reversed(cells)}
-    own = {(cell.plan.level, cell.plan.arm): cell.run.budget.amount for cell in cells}
+    amounts = {planned.plan.level: planned.run.budget.amount for planned in reversed(runs)}
+    own = {(planned.plan.level, planned.plan.arm): planned.run.budget.amount for planned in runs}
     plans = []
-    for plan in plan_cells(part, [*words, f"seed={pilot_seed(design)}"]):
+    for plan in plan_runs(part, [*words, f"seed={pilot_seed(design)}"]):
         amount = own.get((plan.level, plan.arm), amounts[plan.level]) * share
         plans.append(with_overrides(settled(plan), (*_PLAIN, f"budget.amount={amount:.6g}", f"runs_dir={folder}")))
     return plans
@@ -103,7 +103,7 @@ def _code() -> str:
 
 
 def run_pilot(
-    cells: Sequence[Cell], name: str, design: Design, declared: Mapping[str, Any], start: Start
+    runs: Sequence[PlannedRun], name: str, design: Design, declared: Mapping[str, Any], start: Start
 ) -> list[ManipulationCheck]:
     """Run the unfinished pilots and return what they measured of every requirement.
 
@@ -112,16 +112,16 @@ def run_pilot(
     `start` executes runs. A pilot whose loss was not finite counts with the steps that it had. Raises ValueError where
     another pilot did not finish.
     """
-    todo = [cell for cell in cells if not cell.same_as and not has_ended(cell.folder)]
-    runs_dir = Path(cells[0].run.runs_dir)
+    todo = [planned for planned in runs if not planned.same_as and not has_ended(planned.folder)]
+    runs_dir = Path(runs[0].run.runs_dir)
     seed = pilot_seed(design)
     node = {key: value for key, value in declared.items() if key not in _LEFT_OUT} | {"seeds": [seed]}
     node |= {"bases": [design.bases[0]]} if design.bases else {}
-    folders = frozenset(cell.folder.parent.name for cell in cells)
+    folders = frozenset(planned.folder.parent.name for planned in runs)
     record_sweep(
         runs_dir,
         name,
-        [cell.record() for cell in cells],
+        [planned.record() for planned in runs],
         folders,
         node,
         design.fingerprint(),
@@ -134,7 +134,7 @@ def run_pilot(
         start(todo)
     data = load_sweep(runs_dir, name)
     if len(data.counted) < len(data.runs):
-        what = "was stopped" if any(was_stopped(cell.folder) for cell in cells) else "failed"
+        what = "was stopped" if any(was_stopped(planned.folder) for planned in runs) else "failed"
         raise ValueError(f"no run was started, because a pilot {what} (see {runs_dir}); the same command tries again")
     if impossible := impossible_gains(design, final_values(data)):
         raise ValueError(

@@ -90,34 +90,34 @@ class ProgressDisplay:
         """Print a lasting line."""
         self.console.say(line)
 
-    def start(self, cell: WatchedRun) -> None:
+    def start(self, run: WatchedRun) -> None:
         """Follow a run whose process was started."""
-        cell.look()
-        if is_held(cell.folder):  # a job that an earlier sweep left
-            cell.begun = cell.share
+        run.look()
+        if is_held(run.folder):  # a job that an earlier sweep left
+            run.begun = run.share
         else:
-            cell.begun = min(1.0, saved_spending(cell.folder, cell.axis) / cell.amount)
-        self.running.append(cell)
+            run.begun = min(1.0, saved_spending(run.folder, run.axis) / run.amount)
+        self.running.append(run)
 
-    def leave(self, cell: WatchedRun) -> None:
+    def leave(self, run: WatchedRun) -> None:
         """Stop following a run, because another process runs it."""
-        self.running = [other for other in self.running if other is not cell]
+        self.running = [other for other in self.running if other is not run]
 
-    def end(self, cell: WatchedRun, failure: str | None) -> None:
+    def end(self, run: WatchedRun, failure: str | None) -> None:
         """Report a run whose process ended; `failure` is the reason if it failed, or was stopped."""
-        cell.look()
-        cell.note = cell.activity = ""
-        if all(cell is not one for one in self.running):  # another process has run it
-            cell.begun = cell.share
-        self.leave(cell)
-        stopped = failure is not None and was_stopped(cell.folder)
+        run.look()
+        run.note = run.activity = ""
+        if all(run is not one for one in self.running):  # another process has run it
+            run.begun = run.share
+        self.leave(run)
+        stopped = failure is not None and was_stopped(run.folder)
         self.stopped += stopped
         self.failed += failure is not None and not stopped
         self.done += failure is None
         if failure is None:
-            self._head_start += cell.begun
+            self._head_start += run.begun
         word = "stopped" if stopped else "failed" if failure else "done  "
-        self.say(f"{word} {cell.title}: {failure or cell.line}  ({clock(time.monotonic() - cell.started)})")
+        self.say(f"{word} {run.title}: {failure or run.line}  ({clock(time.monotonic() - run.started)})")
 
     def refresh(self) -> None:
         """Read the running runs' logs, at most once a second, and show their progress."""
@@ -125,8 +125,8 @@ class ProgressDisplay:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        for cell in self.running:
-            cell.look()
+        for run in self.running:
+            run.look()
         if self.console.is_terminal:
             self.live.update(self._picture())
         elif now - self._printed > _PLAIN_SECONDS:
@@ -143,8 +143,8 @@ class ProgressDisplay:
         return ", ".join([*parts, *self._left()])
 
     def _left(self) -> Sequence[str]:
-        head_start = self._head_start + sum(cell.begun for cell in self.running)
-        spent = self.done - self._first_done + sum(cell.share for cell in self.running) - head_start
+        head_start = self._head_start + sum(run.begun for run in self.running)
+        spent = self.done - self._first_done + sum(run.share for run in self.running) - head_start
         if spent <= 0.05:
             return []
         remaining = self.total - self.failed - self.stopped - self._first_done - head_start - spent
@@ -154,9 +154,9 @@ class ProgressDisplay:
 
     def _picture(self) -> Group:
         table = Table.grid(padding=(0, 1))
-        for cell in self.running:
-            name = Text(cell.title, overflow="ellipsis", no_wrap=True)
-            numbers = Text(cell.line, overflow="ellipsis", no_wrap=True)
-            table.add_row(ProgressBar(total=1.0, completed=cell.share, width=12), name, numbers)
+        for run in self.running:
+            name = Text(run.title, overflow="ellipsis", no_wrap=True)
+            numbers = Text(run.line, overflow="ellipsis", no_wrap=True)
+            table.add_row(ProgressBar(total=1.0, completed=run.share, width=12), name, numbers)
         # Numbers first, so that a narrow terminal cuts only the name.
         return Group(Text(f"{self.summary()}  {self.name}", overflow="ellipsis", no_wrap=True), table)

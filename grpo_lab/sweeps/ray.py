@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.sweeps.cells import Cell
-from grpo_lab.sweeps.child import OUTPUT, PARENT, THREAD_VARIABLES, open_cell
+from grpo_lab.sweeps.child import OUTPUT, PARENT, THREAD_VARIABLES, open_run_process
 from grpo_lab.sweeps.jobs import Backend, Job, Started
-from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
+from grpo_lab.sweeps.launching import RunLauncher, require_at_least_one, require_gpus_for
+from grpo_lab.sweeps.planned_runs import PlannedRun
 from grpo_lab.tracking.run_reader import is_held
 
 _LOOK_SECONDS = 0.2  # between two looks at a run on its node
@@ -55,7 +55,7 @@ class RaySettings:
         return {**asked, "resources": needs, "max_retries": self.retries, "name": job.title}
 
 
-def run_cell(
+def execute_run(
     words: tuple[str, ...], folder: Path, threads: int, environment: dict[str, str], processes: int, place: Path
 ) -> int:
     """On a node: execute the run in a process of its own, in the folder `place`, and return its exit status.
@@ -66,7 +66,7 @@ def run_cell(
     told: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
     try:
-        process = open_cell(words, folder, threads, environment, processes, cwd=place)
+        process = open_run_process(words, folder, threads, environment, processes, cwd=place)
         while process.poll() is None:
             if told:
                 told.clear()
@@ -94,7 +94,7 @@ class _RayTask(Started):
             except TaskCancelledError:  # said at once, while the run still saves what it has
                 self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
-                self.said, self.code = f"Ray could not start the run: {_words(error)}", 1
+                self.said, self.code = f"Ray could not start the run: {_message(error)}", 1
         self.note = "" if self.code is not None or self._begun() else self.waits
         return self.code
 
@@ -120,7 +120,7 @@ class _RayTask(Started):
                 ray.cancel(self.task, force=force, recursive=False)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -150,12 +150,12 @@ class RayBackend(Backend):
             if "mismatch" in said:  # one answers, of another version of Ray or Python
                 raise ValueError(f"the Ray cluster at {where} cannot be used from here: {said}") from error
             raise ValueError(
-                f"no Ray cluster answers at {where}: {_words(error)}. Start one with ray start --head, or set "
+                f"no Ray cluster answers at {where}: {_message(error)}. Start one with ray start --head, or set "
                 "hydra.launcher.address"
             ) from error
         finally:
             signal.signal(signal.SIGTERM, handler)
-        self.run = ray.remote(run_cell)
+        self.run = ray.remote(execute_run)
         further = {name: text for name, text in os.environ.items() if not name.startswith(_OF_THE_NODE)}
         if not settings.gpus:  # Ray would show a run every GPU of its node, and all of them would take the first
             further["CUDA_VISIBLE_DEVICES"] = ""
@@ -184,7 +184,7 @@ class RayBackend(Backend):
         ray.shutdown()
 
 
-class RayCells(CellLauncher):
+class RayRunLauncher(RunLauncher):
     """The work of the launcher `ray`. `at_once`: how many runs Ray has at once; None for all."""
 
     elsewhere = True
@@ -202,14 +202,14 @@ class RayCells(CellLauncher):
         self.address, self.at_once, self.settings = address, at_once, RaySettings(**settings)
         require_gpus_for(processes, self.settings.gpus)
 
-    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
-        workers = self.workers_for(cells)
+    def backend(self, name: str, jobs: Sequence[Job], runs: Sequence[PlannedRun]) -> Backend:
+        workers = self.workers_for(runs)
         try:
             import ray  # noqa: F401
         except ImportError as error:
             raise ValueError("hydra/launcher=ray needs Ray: pip install 'grpo-lab[ray]'") from error
         return RayBackend(self.settings, self.address, workers)
 
-    def workers_for(self, cells: Sequence[Cell]) -> int:
+    def workers_for(self, runs: Sequence[PlannedRun]) -> int:
         require_at_least_one("at_once", self.at_once, "null hands all runs to Ray")
-        return self.at_once or max(1, len(cells))
+        return self.at_once or max(1, len(runs))

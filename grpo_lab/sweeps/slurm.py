@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from grpo_lab.sweeps.cells import Cell
-from grpo_lab.sweeps.child import open_cell
+from grpo_lab.sweeps.child import open_run_process
 from grpo_lab.sweeps.jobs import Backend, Job, Started, TryLater
-from grpo_lab.sweeps.launching import CellLauncher, require_at_least_one, require_gpus_for
+from grpo_lab.sweeps.launching import RunLauncher, require_at_least_one, require_gpus_for
+from grpo_lab.sweeps.planned_runs import PlannedRun
 from grpo_lab.tracking.checksums import AFRESH, read_json
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_reader import saved_step
@@ -104,7 +104,7 @@ class SlurmSettings:
         }
 
 
-class CellJob:
+class RunJob:
     """The work of a job on its node: execute the run in a process of its own. submitit pickles it."""
 
     def __init__(
@@ -141,7 +141,7 @@ class CellJob:
         self.began, self.before = time.monotonic(), saved_step(self.folder)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, pass_on)
-        self.process = open_cell(self.words, self.folder, self.threads, {}, self.processes)
+        self.process = open_run_process(self.words, self.folder, self.threads, {}, self.processes)
         if told:
             self._interrupt()  # it came before there was a process to tell
         code = self.process.wait()
@@ -173,7 +173,7 @@ class CellJob:
                 "hydra.launcher.minutes, or lower checkpoint_minutes"
             )
         same = (self.words, self.folder, self.threads, self.processes, self.seconds)
-        return DelayedSubmission(CellJob(*same, vain, self.patience))
+        return DelayedSubmission(RunJob(*same, vain, self.patience))
 
     def _waited(self, how: int = 0) -> bool:
         """True if the run's process has ended, once it has; `__call__` still waits for it itself.
@@ -187,6 +187,9 @@ class CellJob:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.kill(self.process.pid, signal.SIGINT)
+
+
+CellJob = RunJob  # in the pickles of jobs that an earlier version left in the queue
 
 
 class _Queue:
@@ -237,8 +240,8 @@ class SlurmBackend(Backend):
         path = job.folder / RECORD
         if not path.exists():
             return None
-        cell = _SlurmJob(str(read_json(path, AFRESH)["job"]), job.folder, self.queue, -math.inf)
-        return cell if cell.alive() else None
+        run = _SlurmJob(str(read_json(path, AFRESH)["job"]), job.folder, self.queue, -math.inf)
+        return run if run.alive() else None
 
     def start(self, job: Job, slot: int) -> Started:
         from submitit import SlurmExecutor
@@ -246,25 +249,25 @@ class SlurmBackend(Backend):
         parameters = self.settings.parameters(job)
         until_told = 60 * self.settings.minutes - self.settings.warning_seconds
         patience = self.settings.warning_seconds * _OF_THE_WARNING
-        cell = CellJob(job.words, job.folder, job.threads, job.processes, until_told, patience=patience)
+        run = RunJob(job.words, job.folder, job.threads, job.processes, until_told, patience=patience)
         try:
             with _outside_of_jobs(), contextlib.redirect_stderr(io.StringIO()):  # submitit prints what is raised too
                 executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
                 executor.update_parameters(**parameters)
-                submitted = executor.submit(cell)
+                submitted = executor.submit(run)
         except Exception as error:  # submitit's, Slurm's and the system's share no class
-            said = _words(error)
+            said = _message(error)
             if _LATER.search(said):
                 raise TryLater(f"Slurm takes no job for now: {said}") from error
             raise OSError(f"Slurm did not take the job of {job.title}: {said}") from error
         write_json(job.folder / RECORD, {"job": submitted.job_id})
         return _SlurmJob(submitted.job_id, job.folder, self.queue, time.monotonic())
 
-    def interrupt(self, cells: Sequence[Started]) -> None:
-        _interrupt_jobs(_jobs_of(cells))
+    def interrupt(self, runs: Sequence[Started]) -> None:
+        _interrupt_jobs(_jobs_of(runs))
 
-    def kill(self, cells: Sequence[Started]) -> None:
-        _scancel(_jobs_of(cells))
+    def kill(self, runs: Sequence[Started]) -> None:
+        _scancel(_jobs_of(runs))
 
 
 @contextlib.contextmanager
@@ -319,7 +322,7 @@ class _SlurmJob(Started):
         try:
             return int(job.result())
         except Exception as error:
-            self.said = f"job {self.job} could not start the run: {_words(error)}"
+            self.said = f"job {self.job} could not start the run: {_message(error)}"
             return 1
 
     def interrupt(self) -> None:
@@ -332,8 +335,8 @@ class _SlurmJob(Started):
         return not self.alive()
 
 
-def _jobs_of(cells: Sequence[Started]) -> list[str]:
-    return [cell.job for cell in cells if isinstance(cell, _SlurmJob)]
+def _jobs_of(runs: Sequence[Started]) -> list[str]:
+    return [run.job for run in runs if isinstance(run, _SlurmJob)]
 
 
 def _interrupt_jobs(jobs: Sequence[str]) -> None:
@@ -348,7 +351,7 @@ def _scancel(jobs: Sequence[str], *options: str) -> None:
         subprocess.run(["scancel", "--quiet", *options, *jobs], capture_output=True, timeout=60)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The output of sbatch, its lines joined; of an error on a node the last line of its traceback."""
     text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -356,7 +359,7 @@ def _words(error: Exception) -> str:
     return ": ".join(said) or (lines[-1] if lines else type(error).__name__)
 
 
-class SlurmCells(CellLauncher):
+class SlurmRunLauncher(RunLauncher):
     """The work of the launcher `slurm`. `at_once`: how many jobs are in the queue or run; None for all."""
 
     elsewhere = True
@@ -373,8 +376,8 @@ class SlurmCells(CellLauncher):
         self.at_once, self.settings = at_once, SlurmSettings(**settings)
         require_gpus_for(processes, self.settings.gpus)
 
-    def backend(self, name: str, jobs: Sequence[Job], cells: Sequence[Cell]) -> Backend:
-        workers = self.workers_for(cells)
+    def backend(self, name: str, jobs: Sequence[Job], runs: Sequence[PlannedRun]) -> Backend:
+        workers = self.workers_for(runs)
         try:
             import submitit  # noqa: F401
         except ImportError as error:
@@ -386,6 +389,6 @@ class SlurmCells(CellLauncher):
             )
         return SlurmBackend(self.settings, workers)
 
-    def workers_for(self, cells: Sequence[Cell]) -> int:
+    def workers_for(self, runs: Sequence[PlannedRun]) -> int:
         require_at_least_one("at_once", self.at_once, "null puts all runs into the queue")
-        return self.at_once or max(1, len(cells))
+        return self.at_once or max(1, len(runs))

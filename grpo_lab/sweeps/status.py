@@ -26,7 +26,7 @@ from grpo_lab.tracking.run_reader import (
     was_interrupted,
     was_stopped,
 )
-from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, read_sweep, sweep_folder
 
 TUNING = "tuning"  # the runs_dir of trials, within that of their sweep
 STATES = ("done", "running", "waiting", "interrupted", "stopped", "failed")
@@ -36,7 +36,7 @@ _HELD_OUT = "eval/heldout/accuracy"
 
 
 @dataclass(frozen=True)
-class CellStatus:
+class RunStatus:
     """A run as its folder shows it; None where it has logged nothing of the kind.
 
     `state`: one of STATES. `waiting` has not begun, or waits in a cluster's queue; `stopped` is by `grpo-lab stop`, and
@@ -97,26 +97,26 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
         raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
     lines = [run.line for run in asked]
     for sweep in (one for one in sweeps if name in (None, one)):
-        for title, cells, planned in stages_of_sweep(runs_dir, sweep):
-            lines += [summary(title, cells, planned), *(f"  {cell.line}" for cell in cells if name is not None)]
+        for title, runs, planned in stages_of_sweep(runs_dir, sweep):
+            lines += [summary(title, runs, planned), *(f"  {run.line}" for run in runs if name is not None)]
     if name is None and single:
         lines += [summary("single runs", single), *(f"  {run.line}" for run in single if run.state != "done")]
     return lines
 
 
-def single_runs(runs_dir: Path) -> list[CellStatus]:
+def single_runs(runs_dir: Path) -> list[RunStatus]:
     """The runs in a folder of runs that belong to no sweep there, as `<name> <seed>`, the latest last."""
     records = [read_sweep(sweep_folder(runs_dir, name)) for name in sweep_names(runs_dir)]
-    of_sweeps = {runs_dir / cell.folder for record in records for cell in record.cells}
+    of_sweeps = {runs_dir / entry.folder for record in records for entry in record.cells}
     locks = sorted(runs_dir.glob("*/seed=*/.lock"), key=lambda path: path.stat().st_mtime)
     folders = [path.parent for path in locks if path.parent not in of_sweeps]
-    return [cell_status(folder, f"{folder.parent.name} {folder.name}") for folder in folders]
+    return [status_of_run(folder, f"{folder.parent.name} {folder.name}") for folder in folders]
 
 
-def cells_of_sweep(runs_dir: Path, name: str) -> list[CellStatus]:
+def runs_of_sweep(runs_dir: Path, name: str) -> list[RunStatus]:
     """Every run of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
     record = read_sweep(sweep_folder(runs_dir, name))
-    return [cell_status(runs_dir / cell.folder, title_of(cell)) for cell in record.cells]
+    return [status_of_run(runs_dir / entry.folder, title_of(entry)) for entry in record.cells]
 
 
 def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
@@ -128,13 +128,13 @@ def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = Fal
         return Path(wanted)
     known = sweep_names(runs_dir)
     name = sweep or (known[-1] if known else None)
-    cells = cells_of_sweep(runs_dir, name) if name else []
+    runs = runs_of_sweep(runs_dir, name) if name else []
     single = [] if sweep else single_runs(runs_dir)
-    found = [cell for cell in cells if cell.title == wanted] or [run for run in single if run.is_called(wanted)]
+    found = [run for run in runs if run.title == wanted] or [run for run in single if run.is_called(wanted)]
     if running and len(found) > 1:  # of one name and several seeds
         found = [run for run in found if run.state == "running"]
     if len(found) != 1:
-        known = [run.title for run in (*cells, *single) if not running or run.state == "running"]
+        known = [run.title for run in (*runs, *single) if not running or run.state == "running"]
         which = "several runs are called so" if found else f"there is no run {wanted!r}"
         where = f"in the sweep {name} or by itself" if name and not sweep else f"in {name or runs_dir}"
         raise ValueError(
@@ -143,38 +143,38 @@ def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = Fal
     return found[0].folder
 
 
-def stages_of_sweep(runs_dir: Path, name: str) -> list[tuple[str, list[CellStatus], int]]:
+def stages_of_sweep(runs_dir: Path, name: str) -> list[tuple[str, list[RunStatus], int]]:
     """The title, the runs and the planned number of the sweep's tuning, where it has one, and of the sweep itself.
 
     Raises ValueError if there is no such sweep.
     """
-    cells = cells_of_sweep(runs_dir, name)
+    runs = runs_of_sweep(runs_dir, name)
     declared = read_sweep(sweep_folder(runs_dir, name)).design
     design = None if declared is None else read_design(declared)
     tuning = design and design.tuning
     if not design or not tuning or not (sweep_folder(runs_dir / TUNING, name) / FILE).exists():
-        return [(name, cells, len(cells))]
-    trials = cells_of_sweep(runs_dir / TUNING, name)
+        return [(name, runs, len(runs))]
+    trials = runs_of_sweep(runs_dir / TUNING, name)
     now = design.chosen()
     arms = len(now.arms) * len(now.levels)
     planned = max(arms * tuning.trials * len(tuning.seeds), len(trials))
-    return [(f"{name}, tuning", trials, planned), (name, cells, len(cells) or arms * len(now.seeds))]
+    return [(f"{name}, tuning", trials, planned), (name, runs, len(runs) or arms * len(now.seeds))]
 
 
-def title_of(cell: CellRecord) -> str:
+def title_of(entry: RunEntry) -> str:
     """Arm, level and seed, as the sweep's own lines have them."""
-    return " ".join(filter(None, (cell.arm, cell.level, f"seed={cell.seed}")))
+    return " ".join(filter(None, (entry.arm, entry.level, f"seed={entry.seed}")))
 
 
-def cell_status(folder: Path, title: str) -> CellStatus:
+def status_of_run(folder: Path, title: str) -> RunStatus:
     """The run in `folder`; a damaged log shows as a reason, not as an error."""
     state, reason = _state(folder)
     runs = state == "running"
     activity = activity_of(folder) if runs else ""
     try:
-        return CellStatus(title, folder, state, **_progress(folder, runs), reason=reason, activity=activity)
+        return RunStatus(title, folder, state, **_progress(folder, runs), reason=reason, activity=activity)
     except (ValueError, OSError) as error:
-        return CellStatus(title, folder, state, reason=reason or str(error))
+        return RunStatus(title, folder, state, reason=reason or str(error))
 
 
 def _state(folder: Path) -> tuple[str, str]:
@@ -262,8 +262,8 @@ def _from_the_end(path: Path) -> Iterator[bytes]:
             yield rest
 
 
-def summary(name: str, cells: Sequence[CellStatus], planned: int | None = None) -> str:
+def summary(name: str, runs: Sequence[RunStatus], planned: int | None = None) -> str:
     """`dapo: 3 of 9 done, 2 running, 1 failed`; of `planned`, where more follow than those that are known."""
-    counts = Counter(cell.state for cell in cells)
+    counts = Counter(run.state for run in runs)
     others = [f"{counts[state]} {state}" for state in STATES if state != "done" and counts[state]]
-    return f"{name}: " + ", ".join([f"{counts['done']} of {planned or len(cells)} done", *others])
+    return f"{name}: " + ", ".join([f"{counts['done']} of {planned or len(runs)} done", *others])

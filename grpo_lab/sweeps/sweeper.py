@@ -25,20 +25,20 @@ from grpo_lab.config.additions import as_typed
 from grpo_lab.config.design import Design, Match, read_design, require_known_metrics
 from grpo_lab.config.run_config import unresolved
 from grpo_lab.sweeps.ablation import exploratory
-from grpo_lab.sweeps.cells import (
-    Cell,
+from grpo_lab.sweeps.estimate import estimate_lines, estimates
+from grpo_lab.sweeps.matching import Matching, plan_matching, record_matching, run_matching, show_matching
+from grpo_lab.sweeps.pilot import pilot_runs, run_pilot, show_pilot
+from grpo_lab.sweeps.planned_runs import (
     Plan,
-    compose_cells,
+    PlannedRun,
+    compose_runs,
     folders_of,
     overrides_for,
-    plan_cells,
+    plan_runs,
     refuse_no_op_arms,
     share_runs,
     sweep_name,
 )
-from grpo_lab.sweeps.estimate import estimate_lines, estimates
-from grpo_lab.sweeps.matching import Matching, plan_matching, record_matching, run_matching, show_matching
-from grpo_lab.sweeps.pilot import pilot_cells, run_pilot, show_pilot
 from grpo_lab.sweeps.results import sweep_results
 from grpo_lab.sweeps.tuning import Search, plan_tuning, run_tuning, show_tuning
 from grpo_lab.tracking import provenance
@@ -76,7 +76,7 @@ class SweepFailed(SystemExit):
 
 
 @contextlib.contextmanager
-def ends_in_words() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Turn errors that a user can fix, and Ctrl-C, into a message and an exit status without a traceback."""
     try:
         yield
@@ -104,13 +104,15 @@ def run_sweep(
     name = sweep_name(design, arguments)
     runs_dir = Path(config.runs_dir).expanduser().absolute()
 
-    def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+    def launch(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
         expect = getattr(launcher, "expect", None)
         if expect is not None:
             expect(title, todo, finished)
-        return list(launcher.launch([overrides_for(cell, name) for cell in todo], initial_job_idx=0)) if todo else []
+        return (
+            list(launcher.launch([overrides_for(planned, name) for planned in todo], initial_job_idx=0)) if todo else []
+        )
 
-    plans, search, settled = plan_cells(design, arguments), None, _as_it_is
+    plans, search, settled = plan_runs(design, arguments), None, _as_it_is
     if design is not None and design.tuning is not None:
         search = plan_tuning(design, arguments, name, compose, runs_dir)
         if settings.dry_run:
@@ -127,35 +129,35 @@ def run_sweep(
             _match(console, matching, declared, launch)
         settled = matching.settled()
         plans = [settled(plan) for plan in plans]
-    planned = compose_cells(plans, name, compose)
-    pilots: list[Cell] = []
+    composed = compose_runs(plans, name, compose)
+    pilots: list[PlannedRun] = []
     if design is not None:
         if search is None:  # else checked before its first trial
-            refuse_no_op_arms(design, planned)
+            refuse_no_op_arms(design, composed)
         if settings.pilot:
-            pilots = pilot_cells(design, arguments, name, planned, compose, settings.pilot_share, settled)
+            pilots = pilot_runs(design, arguments, name, composed, compose, settings.pilot_share, settled)
     axis = design.axis if design else ""
     if settings.dry_run:
-        _show(console, name, share_runs(planned, axis), pilots, runs_dir, launcher)
+        _show(console, name, share_runs(composed, axis), pilots, runs_dir, launcher)
         return []
-    cells = share_runs(planned, axis)
+    planned_runs = share_runs(composed, axis)
     found: list[ManipulationCheck] = []
-    if design is not None and pilots and any(not has_ended(cell.folder) for cell in cells):
+    if design is not None and pilots and any(not has_ended(planned.folder) for planned in planned_runs):
         _resolve_models(pilots)
         found = run_pilot(pilots, name, design, declared, lambda todo: launch(f"{name}, pilot", todo, 0))
         show_pilot(console, name, found, Path(pilots[0].run.runs_dir))
         if not settings.runs_no_ops:
-            cells = share_runs(_without_no_ops(console, design, planned, found), axis)
-    runs = [cell for cell in cells if not cell.same_as]
-    finished = [cell for cell in runs if has_ended(cell.folder)]
-    todo = [cell for cell in runs if not has_ended(cell.folder)]
+            planned_runs = share_runs(_without_no_ops(console, design, composed, found), axis)
+    runs = [planned for planned in planned_runs if not planned.same_as]
+    finished = [planned for planned in runs if has_ended(planned.folder)]
+    todo = [planned for planned in runs if not has_ended(planned.folder)]
     _resolve_models(todo)
-    tracking = planned[0].run.tracking.record()
+    tracking = composed[0].run.tracking.record()
     uri = None if tracking is None else tracking["uri"]
     folder = record_sweep(
         runs_dir,
         name,
-        [cell.record() for cell in cells],
+        [planned.record() for planned in planned_runs],
         None if design is None else folders_of(design, arguments, settled),
         declared,
         "" if design is None or design.exploratory else design.fingerprint(),
@@ -167,9 +169,9 @@ def run_sweep(
         tuning=[asdict(one) for one in search.chosen()] if search else (),
     )
     _say_whose(console, name, finished)
-    _say_shared(console, cells)
-    if cells and not todo:
-        console.say(f"{name}: all {len(cells)} runs are finished")
+    _say_shared(console, planned_runs)
+    if planned_runs and not todo:
+        console.say(f"{name}: all {len(planned_runs)} runs are finished")
     if todo:
         announce_sweep(folder, True, uri)
     ended = None
@@ -180,7 +182,7 @@ def run_sweep(
         announce_sweep(folder, False, uri, ended)
     _report(name, todo, returns)
     _say_exhausted(console, runs)
-    if cells:
+    if planned_runs:
         _show_results(console, runs_dir, name)
         draw = shlex.join(["grpo-lab", "figures", name, "--runs", str(config.runs_dir)])
         console.say(f"draw it: {draw}")
@@ -198,7 +200,7 @@ def _tune(
     fingerprint, command, commit = design.fingerprint(), provenance.typed(), provenance.commit()
     record_sweep(search.runs_dir, search.name, [], None, declared, fingerprint, command, commit, None)
 
-    def start(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+    def start(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
         _resolve_models(todo)
         return launch(title, todo, finished)
 
@@ -208,7 +210,7 @@ def _tune(
 def _match(console: Terminal, matching: Matching, declared: Any, launch: Callable[..., list[JobReturn]]) -> None:
     """Run the pilots of matched arms that lack, and record the learning rates that they give."""
 
-    def start(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+    def start(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
         _resolve_models(todo)
         return launch(title, todo, finished)
 
@@ -216,42 +218,42 @@ def _match(console: Terminal, matching: Matching, declared: Any, launch: Callabl
         record_matching(matching, run_matching(console, matching, start), declared)
 
 
-def _resolve_models(cells: Sequence[Cell]) -> None:
+def _resolve_models(runs: Sequence[PlannedRun]) -> None:
     """Build or find every base model once, instead of in all first runs at the same moment."""
-    models = {repr(cell.run.model): cell.run.model for cell in cells if not has_ended(cell.folder)}
+    models = {repr(planned.run.model): planned.run.model for planned in runs if not has_ended(planned.folder)}
     for model in models.values():
         model.resolve()
 
 
 def _without_no_ops(
-    console: Terminal, design: Design, cells: Sequence[Cell], found: Sequence[ManipulationCheck]
-) -> list[Cell]:
+    console: Terminal, design: Design, runs: Sequence[PlannedRun], found: Sequence[ManipulationCheck]
+) -> list[PlannedRun]:
     """The runs without those whose manipulation check failed in the pilot; none if only the control is left."""
     failed = {(check.level, check.arm) for check in found if not check.passed}
-    left = [cell for cell in cells if (cell.plan.level, design.plain_of(cell.plan.arm)) not in failed]
-    if len(left) == len(cells):
+    left = [planned for planned in runs if (planned.plan.level, design.plain_of(planned.plan.arm)) not in failed]
+    if len(left) == len(runs):
         return left
-    if all(cell.plan.arm == design.control for cell in left):
+    if all(planned.plan.arm == design.control for planned in left):
         left = []
     console.say(
-        f"{len(cells) - len(left)} of {len(cells)} runs are left out: their manipulation check failed in the pilot. "
+        f"{len(runs) - len(left)} of {len(runs)} runs are left out: their manipulation check failed in the pilot. "
         "Remedy: another regime, such as more updates a batch or a higher rate; a longer pilot "
         "(hydra.sweeper.pilot_share); or hydra.sweeper.run_no_ops=true, which runs them all the same",
     )
     return left
 
 
-def _say_shared(console: Terminal, cells: Sequence[Cell]) -> None:
-    for cell in cells:
-        if cell.same_as:
-            console.say(f"{cell.plan.title} is the same run as {cell.same_as}: it runs once")
+def _say_shared(console: Terminal, runs: Sequence[PlannedRun]) -> None:
+    for planned in runs:
+        if planned.same_as:
+            console.say(f"{planned.plan.title} is the same run as {planned.same_as}: it runs once")
 
 
-def _say_exhausted(console: Terminal, cells: Sequence[Cell]) -> None:
+def _say_exhausted(console: Terminal, runs: Sequence[PlannedRun]) -> None:
     """Print which runs ended before their budget; to try one again, its folder must go."""
-    for cell in (cell for cell in cells if was_exhausted(cell.folder)):
-        why = (cell.folder / "error.txt").read_text(errors="replace").partition("\n")[0]
-        console.say(f"{cell.plan.title} ended before its budget was spent: {why}")
+    for planned in (planned for planned in runs if was_exhausted(planned.folder)):
+        why = (planned.folder / "error.txt").read_text(errors="replace").partition("\n")[0]
+        console.say(f"{planned.plan.title} ended before its budget was spent: {why}")
 
 
 def _declaration(
@@ -278,64 +280,73 @@ def _declared(config: DictConfig) -> Any:
         raise ValueError(unresolved(config, error)) from error
 
 
-def _say_whose(console: Terminal, name: str, finished: Sequence[Cell]) -> None:
+def _say_whose(console: Terminal, name: str, finished: Sequence[PlannedRun]) -> None:
     """Print which finished runs ran under another sweep, their one parent in MLflow; the charts of both show them."""
-    elsewhere = [cell for cell in finished if _sweep_of(cell) != name]
+    elsewhere = [planned for planned in finished if _sweep_of(planned) != name]
     if elsewhere:
-        titles = ", ".join(f"{cell.plan.title} ({_sweep_of(cell) or 'a run on its own'})" for cell in elsewhere)
+        titles = ", ".join(
+            f"{planned.plan.title} ({_sweep_of(planned) or 'a run on its own'})" for planned in elsewhere
+        )
         line = f"finished before under another sweep, and in MLflow's charts of both: {titles}"
         console.say(line)
 
 
-def _sweep_of(cell: Cell) -> str:
-    return read_json(cell.folder / "run.json", AFRESH)["tags"].get("sweep", "")
+def _sweep_of(planned: PlannedRun) -> str:
+    return read_json(planned.folder / "run.json", AFRESH)["tags"].get("sweep", "")
 
 
 def _show(
-    console: Terminal, name: str, cells: Sequence[Cell], pilots: Sequence[Cell], runs_dir: Path, launcher: Launcher
+    console: Terminal,
+    name: str,
+    planned_runs: Sequence[PlannedRun],
+    pilots: Sequence[PlannedRun],
+    runs_dir: Path,
+    launcher: Launcher,
 ) -> None:
-    left = estimates(cells, pilots, name, runs_dir)
-    expected = {one.cell.plan.title: one for one in left}
+    left = estimates(planned_runs, pilots, name, runs_dir)
+    expected = {one.planned.plan.title: one for one in left}
 
-    def line_of(cell: Cell, word: str, about: str = "") -> None:
-        shared = f"  same run as {cell.same_as}" if cell.same_as else ""
-        line = f"  {word:<8} {cell.plan.title:<44} {about}{cell.record().folder}{shared}"
+    def line_of(planned: PlannedRun, word: str, about: str = "") -> None:
+        shared = f"  same run as {planned.same_as}" if planned.same_as else ""
+        line = f"  {word:<8} {planned.plan.title:<44} {about}{planned.record().folder}{shared}"
         console.say(line)
 
-    runs = sum(not cell.same_as for cell in cells)
-    once = "" if runs == len(cells) else f", which are {runs} runs"
-    console.say(f"{name}: {len(cells)} runs{once}; none is started")
-    for cell in cells:
-        one = expected.get(cell.plan.title)
+    runs = sum(not planned.same_as for planned in planned_runs)
+    once = "" if runs == len(planned_runs) else f", which are {runs} runs"
+    console.say(f"{name}: {len(planned_runs)} runs{once}; none is started")
+    for planned in planned_runs:
+        one = expected.get(planned.plan.title)
         about = "" if one is None or math.isnan(one.seconds) else f"about {clock(one.seconds)}  "
-        line_of(cell, run_status(cell.folder), about)
+        line_of(planned, run_status(planned.folder), about)
     if pilots:
         amount = f"{pilots[0].run.budget.amount:g} {pilots[0].run.budget.axis.value}"
         line = f"pilots, before the first run, of {amount}, in {pilots[0].run.runs_dir}:"
         console.say(line)
-    for cell in pilots:
-        line_of(cell, run_status(cell.folder))
+    for planned in pilots:
+        line_of(planned, run_status(planned.folder))
     at_once = getattr(launcher, "at_once", None)
-    for line in estimate_lines(left, 1 if at_once is None else at_once([one.cell for one in left])):
+    for line in estimate_lines(left, 1 if at_once is None else at_once([one.planned for one in left])):
         console.say(line)
-    if any(not cell.same_as and not has_ended(cell.folder) for cell in pilots) and left:
+    if any(not planned.same_as and not has_ended(planned.folder) for planned in pilots) and left:
         console.say("  the pilots come on top of that")
 
 
-def _report(name: str, cells: Sequence[Cell], returns: Sequence[JobReturn]) -> None:
+def _report(name: str, runs: Sequence[PlannedRun], returns: Sequence[JobReturn]) -> None:
     failed = [
-        (cell, result) for cell, result in zip(cells, returns, strict=True) if result.status != JobStatus.COMPLETED
+        (planned, result) for planned, result in zip(runs, returns, strict=True) if result.status != JobStatus.COMPLETED
     ]
     if not failed:
         return
-    stopped = [(cell, result) for cell, result in failed if was_stopped(cell.folder)]
-    failed = [(cell, result) for cell, result in failed if not was_stopped(cell.folder)]
+    stopped = [(planned, result) for planned, result in failed if was_stopped(planned.folder)]
+    failed = [(planned, result) for planned, result in failed if not was_stopped(planned.folder)]
     lines = []
     for some, said in (
-        (failed, f"error: {len(failed)} of {len(cells)} runs of {name} failed; the same command retries them:"),
-        (stopped, f"{len(stopped)} of {len(cells)} runs of {name} were stopped; the same command resumes them:"),
+        (failed, f"error: {len(failed)} of {len(runs)} runs of {name} failed; the same command retries them:"),
+        (stopped, f"{len(stopped)} of {len(runs)} runs of {name} were stopped; the same command resumes them:"),
     ):
-        lines += [said, *(f"  {cell.plan.title}: {result._return_value}" for cell, result in some)] if some else []
+        lines += (
+            [said, *(f"  {planned.plan.title}: {result._return_value}" for planned, result in some)] if some else []
+        )
     raise SweepFailed(printable("\n".join(lines)))
 
 

@@ -22,20 +22,20 @@ from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial
 from grpo_lab.config.design import Design
 from grpo_lab.config.rules import IncompatibleRun
 from grpo_lab.config.tuning import Tuning, refuse_judged
-from grpo_lab.sweeps.cells import (
-    Cell,
+from grpo_lab.sweeps.objective import has_settled, objective
+from grpo_lab.sweeps.planned_runs import (
     Compose,
     Plan,
-    compose_cells,
+    PlannedRun,
+    compose_runs,
     folder_name,
     is_hidden,
     key_of,
-    plan_cells,
+    plan_runs,
     refuse_no_op_arms,
     share_runs,
     with_overrides,
 )
-from grpo_lab.sweeps.objective import has_settled, objective
 from grpo_lab.sweeps.status import TUNING
 from grpo_lab.sweeps.studies import Studies, StudyTrial
 from grpo_lab.tracking import provenance
@@ -45,7 +45,7 @@ from grpo_lab.tracking.terminal import Terminal
 
 JOURNAL = "tuning.journal"  # within the sweep's folder
 ArmLevel = tuple[str, str]  # level and arm
-Launch = Callable[[str, Sequence[Cell], int], Sequence[JobReturn]]
+Launch = Callable[[str, Sequence[PlannedRun], int], Sequence[JobReturn]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
             f"design.tuning.metric: {tuning.metric} is no accuracy or reward, and tuning maximises its metric: name "
             "one, such as eval/heldout/accuracy"
         )
-    judged = plan_cells(design, arguments)
+    judged = plan_runs(design, arguments)
     refuse_judged(tuning.seeds, [plan.seed for plan in judged])
     typed = {key_of(word): word for word in arguments}
     for key in {key for arm in design.arms for key in tuning.of(arm)}:
@@ -126,7 +126,7 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
     seeds = ",".join(map(str, tuning.seeds))
     words = [word for word in arguments if key_of(word) != "seed"]
     plans: dict[ArmLevel, list[Plan]] = {}
-    for plan in plan_cells(replace(design, part=None), [*words, f"seed={seeds}"]):
+    for plan in plan_runs(replace(design, part=None), [*words, f"seed={seeds}"]):
         plans.setdefault((plan.level, plan.arm), []).append(plan)
     asked_for = list(dict.fromkeys((plan.level, plan.arm) for plan in judged))
     studies = Studies(sweep_folder(runs_dir, name) / JOURNAL)
@@ -143,17 +143,17 @@ def _check_ends(design: Design, search: Search) -> None:
         for place in search.asked_for:
             numbers = {key: own.number(end) for key, own in search.tuning.of(place[1]).items()}
             plans.append(with_overrides(search.plans[place][0], _words(numbers)))
-        cells = compose_cells(plans, search.name, search.compose)
+        runs = compose_runs(plans, search.name, search.compose)
         try:
-            refuse_no_op_arms(design, cells)
+            refuse_no_op_arms(design, runs)
         except IncompatibleRun as error:  # a range may begin at the number that the control has
             idle.append(error)
         if len(idle) == 2:
             raise idle[0]
         budgets: dict[str, dict[tuple[str, float], str]] = {}  # level -> budget -> arm
-        for cell in cells:
-            budget = cell.run.budget
-            budgets.setdefault(cell.plan.level, {})[budget.axis.value, budget.amount] = cell.plan.arm
+        for planned in runs:
+            budget = planned.run.budget
+            budgets.setdefault(planned.plan.level, {})[budget.axis.value, budget.amount] = planned.plan.arm
         for level, arms in budgets.items():
             if len(arms) > 1:
                 where = f" at {level}" if level else ""
@@ -178,18 +178,18 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
                 (place, at, search.runs(place, at, trial)) for at, trial in enumerate(asked) if trial.value is None
             ]
         plans = [plan for _, _, runs in batch for plan in runs]
-        cells = share_runs(compose_cells(plans, search.name, search.compose), search.axis)
-        todo = [cell for cell in cells if not cell.same_as and not has_settled(cell.folder)]
-        _record(search, cells, starts=bool(todo))
+        planned_runs = share_runs(compose_runs(plans, search.name, search.compose), search.axis)
+        todo = [planned for planned in planned_runs if not planned.same_as and not has_settled(planned.folder)]
+        _record(search, planned_runs, starts=bool(todo))
         first, last = min(at for _, at, _ in batch) + 1, max(at for _, at, _ in batch) + 1
         title = f"{search.name}, tuning, trials {first} to {last} of {tuning.trials}"
-        returns = launch(title, todo, sum(not cell.same_as for cell in cells) - len(todo))
-        said = {cell.folder: result._return_value for cell, result in zip(todo, returns)}
-        if lacking := [cell for cell in todo if not has_settled(cell.folder)]:
-            lines = "\n".join(f"  {cell.plan.title}: {said.get(cell.folder)}" for cell in lacking)
-            what = "were stopped" if all(was_stopped(cell.folder) for cell in lacking) else "failed"
+        returns = launch(title, todo, sum(not planned.same_as for planned in planned_runs) - len(todo))
+        said = {planned.folder: result._return_value for planned, result in zip(todo, returns)}
+        if lacking := [planned for planned in todo if not has_settled(planned.folder)]:
+            lines = "\n".join(f"  {planned.plan.title}: {said.get(planned.folder)}" for planned in lacking)
+            what = "were stopped" if all(was_stopped(planned.folder) for planned in lacking) else "failed"
             raise ValueError(f"no run was started, because trials {what}; the same command tries again:\n{lines}")
-        folders = {cell.plan.title: cell.folder for cell in cells}
+        folders = {planned.plan.title: planned.folder for planned in planned_runs}
         for place, own in itertools.groupby(batch, key=lambda entry: entry[0]):
             values = {at: _value(search, [folders[plan.title] for plan in runs]) for _, at, runs in own}
             search.studies.tell(search.study(place), values)
@@ -211,16 +211,16 @@ def _value(search: Search, folders: Sequence[Path]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _record(search: Search, cells: Sequence[Cell], starts: bool) -> None:
+def _record(search: Search, runs: Sequence[PlannedRun], starts: bool) -> None:
     """Record the runs of trials in a sweep of their own, where readers list them; those of other ranges leave it."""
-    valid = {cell.folder.parent.name for cell in cells}
+    valid = {planned.folder.parent.name for planned in runs}
     for place in search.plans:
         for number, trial in enumerate(search.trials(place)):
             valid |= {folder_name(plan) for plan in search.runs(place, number, trial)}
     record_sweep(
         search.runs_dir / TUNING,
         search.name,
-        [cell.record() for cell in cells],
+        [planned.record() for planned in runs],
         frozenset(valid),
         None,
         "",

@@ -31,10 +31,10 @@ def arm_means(record: SweepRecord, runs_dir: Path) -> dict[str, list[Point]]:
 
     So a curve ends where the first of its runs ended, and an arm with a run that has not begun has none.
     """
-    logged = {cell.folder: _logged(Path(runs_dir) / cell.folder) for cell in record.cells}
+    logged = {entry.folder: _logged(Path(runs_dir) / entry.folder) for entry in record.cells}
     runs: dict[str, list[str]] = {}
-    for cell in record.cells:
-        runs.setdefault(arm_label(cell.arm, cell.level), []).append(cell.folder)
+    for entry in record.cells:
+        runs.setdefault(arm_label(entry.arm, entry.level), []).append(entry.folder)
     means = {}
     for arm, name in _names(list(runs)).items():
         for measure, metric in MEASURES.items():

@@ -24,7 +24,7 @@ from grpo_lab.tracking.checksums import AFRESH, read_json, with_checksum
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.names import MOST_CHARACTERS, marked
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, record_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, read_sweep, record_sweep, sweep_folder
 
 EXTERNAL = ("external:", "foreign:")  # before the label of an external run's arm: today's, and the one before
 FOLDER = "external"  # of the folder of runs
@@ -285,7 +285,7 @@ def import_run(
                 f"has at most {MOST_CHARACTERS} characters"
             )
     home = sweep_folder(runs_dir, name)
-    if (home / FILE).exists() and any(not cell.arm.startswith(EXTERNAL) for cell in read_sweep(home).cells):
+    if (home / FILE).exists() and any(not entry.arm.startswith(EXTERNAL) for entry in read_sweep(home).cells):
         raise ValueError(f"{home} is a sweep of grpo_lab: give external runs another name with --as")
     source, log = READERS[framework](Path(place), chosen)
     inside = f"{FOLDER}/{name}/{label}/seed={seed}"
@@ -323,6 +323,6 @@ def import_run(
             finite = {name: value for name, value in log.steps[step].items() if math.isfinite(value)}
             written.write_step(step, finite, {})
         written.mark_done({"no_ops": [], "steps": max(log.steps), "run_key": described["run_key"]})
-    cell = CellRecord(f"{EXTERNAL[0]}{label}", "", seed, inside)
-    record_sweep(runs_dir, name, [cell], None, None, FOLDER, command, None, None)
+    entry = RunEntry(f"{EXTERNAL[0]}{label}", "", seed, inside)
+    record_sweep(runs_dir, name, [entry], None, None, FOLDER, command, None, None)
     return Imported(folder, source, log)

@@ -24,7 +24,7 @@ from grpo_lab.tracking.mlflow_params import parameters, shortened
 from grpo_lab.tracking.mlflow_store import first_line, load_mlflow, prepare_store
 from grpo_lab.tracking.mlflow_view import MOST_NAMED, VIEW_TAG, membership, saved_view, view_path
 from grpo_lab.tracking.passwords import masked, without_mask
-from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord, read_sweep, sweep_status
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, SweepRecord, read_sweep, sweep_status
 
 _PATIENCE_SECONDS = 60.0  # wait for another process that sends the same sweep
 _CURSOR = "mirror.json"
@@ -262,20 +262,20 @@ def _found(client: Any, experiment_id: str, filter_string: str) -> Iterator[Any]
 
 def _parameters(folder: Path, record: SweepRecord) -> dict[str, str]:
     """The arms of the sweep, and the parameters in which all of its runs agree, once all have begun."""
-    described = [_described(folder, cell) for cell in record.cells]
+    described = [_described(folder, entry) for entry in record.cells]
     if not described or None in described:
         return {}
     of_runs = [parameters(run) for run in described if run is not None]
     common = {key: value for key, value in of_runs[0].items() if all(run.get(key) == value for run in of_runs)}
-    lists = {"arms": [cell.arm for cell in record.cells], "levels": [cell.level for cell in record.cells]}
-    lists["seeds"] = [str(cell.seed) for cell in record.cells]
+    lists = {"arms": [entry.arm for entry in record.cells], "levels": [entry.level for entry in record.cells]}
+    lists["seeds"] = [str(entry.seed) for entry in record.cells]
     named = {name: shortened(", ".join(dict.fromkeys(filter(None, values)))) for name, values in lists.items()}
     return {name: text for name, text in named.items() if text} | common  # the UI lists them in this order
 
 
-def _described(folder: Path, cell: CellRecord) -> dict[str, Any] | None:
+def _described(folder: Path, entry: RunEntry) -> dict[str, Any] | None:
     """The run.json of a run; None before it has begun."""
-    path = folder.parent.parent / cell.folder / "run.json"
+    path = folder.parent.parent / entry.folder / "run.json"
     return read_json(path, AFRESH) if path.exists() else None
 
 
@@ -285,8 +285,8 @@ def _mark_members(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
     A run has one parent in MLflow, the sweep that it ran under first.
     """
     elsewhere = []
-    for place, cell in {cell.folder: cell for cell in record.cells}.items():
-        run = _described(folder, cell)
+    for place, entry in {entry.folder: entry for entry in record.cells}.items():
+        run = _described(folder, entry)
         if run is None:
             continue
         ((tag, arm),) = membership(record, place).items()
@@ -296,7 +296,7 @@ def _mark_members(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
             sent.members[place] = member
         other = run["tags"].get("sweep", "")
         if other != record.name:
-            title = f"{arm} seed {cell.seed}, {f'of the sweep {other}' if other else 'a run on its own'}"
+            title = f"{arm} seed {entry.seed}, {f'of the sweep {other}' if other else 'a run on its own'}"
             link = f"[{title}](#/experiments/{sent.experiment_id}/runs/{run_id})"
             elsewhere.append(f"- {link if run_id else f'{title}: not in this experiment'}")
     _save(folder, sent)
@@ -383,7 +383,7 @@ def _note(
     results: SweepResults | None,
 ) -> str:
     """The sweep's description in MLflow. Of a verdict that is too long for it, the beginning."""
-    arms = list(dict.fromkeys(cell.arm for cell in record.cells))
+    arms = list(dict.fromkeys(entry.arm for entry in record.cells))
     # First: what stands further down cannot be clicked before *Show more*.
     said = [f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**"]
     said += [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]

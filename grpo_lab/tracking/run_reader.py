@@ -63,10 +63,10 @@ def run_status(folder: Path) -> Status:
 
 def was_interrupted(folder: Path) -> bool:
     """True if Ctrl-C or the end of its sweep ended the last attempt at a run, and not an error."""
-    return interrupted_in_words(folder) is not None
+    return interruption_message(folder) is not None
 
 
-def interrupted_in_words(folder: Path, since: float = 0.0) -> str | None:
+def interruption_message(folder: Path, since: float = 0.0) -> str | None:
     """The last words of an interrupted run, on what is saved and lost; None if none ended it since that unix time."""
     path = folder / "error.txt"
     if not path.exists() or path.stat().st_mtime < since:

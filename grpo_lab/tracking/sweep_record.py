@@ -22,7 +22,7 @@ FILE = "sweep.json"
 
 
 @dataclass(frozen=True)
-class CellRecord:
+class RunEntry:
     """One run of a sweep; `folder` is relative to runs_dir.
 
     `same_as` is the title of the label under which the run was made, where two labels are the same run by construction.
@@ -51,7 +51,7 @@ class SweepRecord:
     command: Sequence[str]
     commit: str | None
     tracking: Mapping[str, str] | None
-    cells: Sequence[CellRecord]
+    cells: Sequence[RunEntry]
     pilot: Sequence[Mapping[str, Any]] = ()
     tuning: Sequence[Mapping[str, Any]] = ()
     matching: Sequence[Mapping[str, Any]] = ()
@@ -82,7 +82,7 @@ def read_sweep(folder: Path) -> SweepRecord:
     )
     raw = read_json(path, remedy)
     try:
-        return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+        return SweepRecord(**{**raw, "cells": [RunEntry(**entry) for entry in raw["cells"]]})
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no record of a sweep ({error!r}): it was edited, or the disk fails; {remedy}"
@@ -92,7 +92,7 @@ def read_sweep(folder: Path) -> SweepRecord:
 def record_sweep(
     runs_dir: Path,
     name: str,
-    cells: Sequence[CellRecord],
+    entries: Sequence[RunEntry],
     valid: frozenset[str] | None,
     design: Mapping[str, Any] | None,
     fingerprint: str,
@@ -120,13 +120,15 @@ def record_sweep(
         before = read_sweep(folder) if (folder / FILE).exists() else None
         declared = list(before.declared) if before else []
         # One run per arm, level and seed: a new folder replaces the old one.
-        merged = {(cell.level, cell.arm, cell.seed): cell for cell in (*(before.cells if before else ()), *cells)}
+        merged = {
+            (entry.level, entry.arm, entry.seed): entry for entry in (*(before.cells if before else ()), *entries)
+        }
         if not declared or declared[-1]["fingerprint"] != fingerprint:
-            known = {cell.folder for cell in (*(before.cells if before else ()), *cells)}
+            known = {entry.folder for entry in (*(before.cells if before else ()), *entries)}
             started = sum(run_status(Path(runs_dir) / name) != "new" for name in known)
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
-        kept = [cell for cell in merged.values() if valid is None or cell.folder.rpartition("/")[0] in valid]
+        kept = [entry for entry in merged.values() if valid is None or entry.folder.rpartition("/")[0] in valid]
         record = SweepRecord(
             name=name,
             key=before.key if before else uuid.uuid4().hex,
@@ -151,9 +153,9 @@ def _replacing(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
     return [*(entry for entry in earlier if (entry["level"], entry["arm"]) not in places), *now]
 
 
-def cell_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
+def run_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
     """Run folder (relative to runs_dir) -> that run's status."""
-    return {cell.folder: run_status(folder.parent.parent / cell.folder) for cell in record.cells}
+    return {entry.folder: run_status(folder.parent.parent / entry.folder) for entry in record.cells}
 
 
 def sweep_status(folder: Path, record: SweepRecord) -> str:
@@ -162,10 +164,10 @@ def sweep_status(folder: Path, record: SweepRecord) -> str:
     A run with nothing left to train on has not failed.
     """
     runs_dir = folder.parent.parent
-    states = {cell: state for cell, state in cell_states(folder, record).items() if not has_ended(runs_dir / cell)}
+    states = {name: state for name, state in run_states(folder, record).items() if not has_ended(runs_dir / name)}
     if not states:
         return "FINISHED"
-    if any(is_held(runs_dir / cell) for cell in states):
+    if any(is_held(runs_dir / name) for name in states):
         return "RUNNING"
-    failed = [cell for cell, state in states.items() if state == "failed"]
-    return "FAILED" if any(not was_interrupted(runs_dir / cell) for cell in failed) else "KILLED"
+    failed = [name for name, state in states.items() if state == "failed"]
+    return "FAILED" if any(not was_interrupted(runs_dir / name) for name in failed) else "KILLED"

@@ -514,12 +514,12 @@ def test_what_the_last_checkpoint_gives_away_by_other_code() -> None:
         answers = answers[answers["suite"] == "downstream"]
         keys = points.groupby(["level", "arm", "seed"])[["run_key", "base"]].first()
         mine = {run.key for run in pooled.runs if run.sweep == name}
-        for (level, arm), cell in answers.groupby(["level", "arm"]):
+        for (level, arm), condition in answers.groupby(["level", "arm"]):
             tables = {
                 seed: own.assign(share=own["correct"] / own["n"]).pivot(
                     index="step", columns="question", values="share"
                 )
-                for seed, own in cell.groupby("seed")
+                for seed, own in condition.groupby("seed")
             }
             inner = set.intersection(*(set(table.index[:-1]) for table in tables.values()))
             questions = set.intersection(

@@ -48,7 +48,7 @@ from grpo_lab.config.design import Part, read_design
 from grpo_lab.config.folders import data_of
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 
 QUESTION = "Does masking hide from the training reward what it does to the policy?"
 ABOVE = {"arm": "mask", "metric": "rollout/truncated", "direction": "above"}
@@ -124,13 +124,13 @@ def planted_rows(arm: str, seed: int, steps: int = 40, last: int = 40_000, effec
     return rows_at(xs, {name: list(map(float, values)) for name, values in signs.items()}, scores)
 
 
-def declare(runs_dir: Path, cells: Sequence[CellRecord], node: dict[str, Any] | None, name: str = "planted") -> None:
+def declare(runs_dir: Path, entries: Sequence[RunEntry], node: dict[str, Any] | None, name: str = "planted") -> None:
     fingerprint = read_design(node).fingerprint() if node else ""
-    record_sweep(runs_dir, name, cells, None, node, fingerprint, ["train.py"], "a" * 40, None)
+    record_sweep(runs_dir, name, entries, None, node, fingerprint, ["train.py"], "a" * 40, None)
 
 
-def cell(arm: str, seed: int, level: str = "") -> CellRecord:
-    return CellRecord(arm, level, seed, f"{level}{arm}/seed={seed}")
+def entry(arm: str, seed: int, level: str = "") -> RunEntry:
+    return RunEntry(arm, level, seed, f"{level}{arm}/seed={seed}")
 
 
 @pytest.fixture
@@ -143,9 +143,9 @@ def planted(tmp_path: Path) -> Callable[..., SweepData]:
         node: dict[str, Any] | None = None,
         **rows: Any,
     ) -> SweepData:
-        cells = [cell(arm, seed) for seed in seeds for arm in arms]
-        declare(tmp_path, cells, design() if node is None else node)
-        for one in cells:
+        entries = [entry(arm, seed) for seed in seeds for arm in arms]
+        declare(tmp_path, entries, design() if node is None else node)
+        for one in entries:
             write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed, **rows))
         return load_sweep(tmp_path, "planted")
 
@@ -188,7 +188,7 @@ def test_the_rule_of_final_values_by_hand(tmp_path: Path) -> None:
         {0: {HELDOUT: 0.1}, 5: {HELDOUT: 0.5}, 10: {HELDOUT: 0.7}},
     )
     short = rows_at([0, 76, 77, 95], {"rollout/truncated": [9.0, 1.0, 2.0]}, {0: {HELDOUT: 0.0}, 3: {HELDOUT: 0.6}})
-    declare(tmp_path, [cell("score", 0), cell("score", 1)], design())
+    declare(tmp_path, [entry("score", 0), entry("score", 1)], design())
     write_run(tmp_path / "score/seed=0", long)
     write_run(tmp_path / "score/seed=1", short)
     finals = final_values(load_sweep(tmp_path, "planted"))
@@ -207,7 +207,7 @@ def test_interpolation_stays_inside() -> None:
 
 def test_an_evaluation_that_ends_before_x_counts_for_nothing(tmp_path: Path) -> None:
     rows = rows_at([0, 50, 100], {"rollout/truncated": [0.5, 0.25]}, {0: {HELDOUT: 0.1}, 1: {HELDOUT: 0.9}})
-    declare(tmp_path, [cell("score", 0)], design())
+    declare(tmp_path, [entry("score", 0)], design())
     write_run(tmp_path / "score/seed=0", rows)
     finals = final_values(load_sweep(tmp_path, "planted"))
     assert finals.of("", "score", HELDOUT).empty and finals.interval("", "score", HELDOUT).n == 0
@@ -217,7 +217,7 @@ def test_an_evaluation_that_ends_before_x_counts_for_nothing(tmp_path: Path) -> 
 def test_overstatement_and_q_a_by_hand_and_masking_from_the_data(tmp_path: Path) -> None:
     scores = {0: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}, 2: {HELDOUT: 0.6, HELDOUT_CUT: 0.25}}
     signs = {"reward/in_loss_mean": [0.7, 0.7], "reward/in_loss_outcome": [0.8, 0.8]}
-    declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
+    declare(tmp_path, [entry("score", 0), entry("mask", 0)], design())
     write_run(
         tmp_path / "score/seed=0", rows_at([0, 50, 100], {**signs, "active_fraction/truncation": [0.0, 0.0]}, scores)
     )
@@ -255,9 +255,9 @@ def test_device_seconds_can_be_the_axis(planted: Callable[..., SweepData]) -> No
 @pytest.fixture
 def ragged(tmp_path: Path) -> SweepData:
     states = {0: "done", 1: "done", 2: "failed", 3: "partial", 4: "new", 5: "edited"}
-    cells = [cell(arm, seed) for seed in states for arm in ("score", "mask")]
-    declare(tmp_path, cells, design(seeds=[0, 1, 2, 3, 4, 5, 6]))
-    for one in cells:
+    entries = [entry(arm, seed) for seed in states for arm in ("score", "mask")]
+    declare(tmp_path, entries, design(seeds=[0, 1, 2, 3, 4, 5, 6]))
+    for one in entries:
         state = "done" if one.arm == "score" and one.seed < 5 else states[one.seed]
         if state != "new":
             write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed), state, no_ops=["surrogate"])
@@ -359,7 +359,7 @@ def test_counts_of_base_models_and_what_is_derived_from_all_evaluations(tmp_path
     ]
     odds = {"arm": "mask", "metric": "log_odds/eval/heldout/accuracy", "direction": "above"}
     declare(
-        tmp_path, [cell(arm, seed) for arm, seed in heldout], design([odds], seeds=[0, 1], bases=2, counts=counts),
+        tmp_path, [entry(arm, seed) for arm, seed in heldout], design([odds], seeds=[0, 1], bases=2, counts=counts),
         "counted",
     )  # fmt: skip
     data = load_sweep(tmp_path, "counted")
@@ -390,9 +390,9 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
     against = {**ABOVE, "level": "sequence_mean", "against": "constant"}
     node = design([against, {**ABOVE, "level": "constant"}], **factor)
     effects = {"constant": 0.1, "sequence_mean": 0.25}
-    cells = [cell("mask", seed, level) for seed in (0, 1, 2) for level in effects]
-    declare(tmp_path, cells, node)
-    for one in cells:
+    entries = [entry("mask", seed, level) for seed in (0, 1, 2) for level in effects]
+    declare(tmp_path, entries, node)
+    for one in entries:
         write_run(tmp_path / one.folder, planted_rows("mask", one.seed, effect=effects[one.level]))
     data = load_sweep(tmp_path, "planted")
     finals = final_values(data)
@@ -410,11 +410,11 @@ def test_a_prediction_may_compare_an_arm_with_itself_at_another_level(tmp_path: 
 
 
 def test_a_late_declaration_is_called_late(tmp_path: Path) -> None:
-    cells = [cell("score", 0), cell("mask", 0)]
-    for one in cells:
+    entries = [entry("score", 0), entry("mask", 0)]
+    for one in entries:
         write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed))
-    declare(tmp_path, cells, design())
-    declare(tmp_path, cells, design(seeds=[0, 1]))
+    declare(tmp_path, entries, design())
+    declare(tmp_path, entries, design(seeds=[0, 1]))
     data = load_sweep(tmp_path, "planted")
     text = verdict_text(data, final_values(data))
     assert "Declared after 2 of its runs had been started" in text and "declaration 2 of this sweep" in text
@@ -431,9 +431,9 @@ def composed(choices: Mapping[str, str] | None = None, **config: Any) -> dict[st
 
 def sweep_of(folder: Path, node: dict[str, Any] | None = None, **arms: Mapping[str, Any]) -> SweepData:
     """A sweep of two seeds of these arms, each of what it was composed of, loaded from its folders."""
-    cells = [cell(arm, seed) for arm in arms for seed in (0, 1)]
-    declare(folder, cells, node)
-    for one in cells:
+    entries = [entry(arm, seed) for arm in arms for seed in (0, 1)]
+    declare(folder, entries, node)
+    for one in entries:
         write_run(folder / one.folder, planted_rows(one.arm, one.seed), composed=arms[one.arm])
     return load_sweep(folder, "planted")
 
@@ -594,9 +594,9 @@ def test_one_level_two_arms_one_seed(planted: Callable[..., SweepData]) -> None:
 
 
 def test_a_plain_sweep_is_drawn_against_its_first_arm(tmp_path: Path) -> None:
-    cells = [cell(arm, seed) for arm in ("score", "mask") for seed in (0, 1)]
-    declare(tmp_path, cells, None, "truncation=score,mask")
-    for one in cells:
+    entries = [entry(arm, seed) for arm in ("score", "mask") for seed in (0, 1)]
+    declare(tmp_path, entries, None, "truncation=score,mask")
+    for one in entries:
         write_run(tmp_path / one.folder, planted_rows(one.arm, one.seed))
     data = load_sweep(tmp_path, "truncation=score,mask")
     finals = final_values(data)
@@ -610,7 +610,7 @@ def test_a_run_that_never_trained_on_anything_is_counted_out(tmp_path: Path) -> 
     rows = planted_rows("mask", 0)
     for row in rows:
         row.pop("reward/in_loss_mean", None)
-    declare(tmp_path, [cell("mask", 0), cell("mask", 1)], design())
+    declare(tmp_path, [entry("mask", 0), entry("mask", 1)], design())
     write_run(tmp_path / "mask/seed=0", rows)
     write_run(tmp_path / "mask/seed=1", planted_rows("mask", 1))
     data = load_sweep(tmp_path, "planted")
@@ -779,8 +779,8 @@ def test_the_messages_name_what_is_there(planted: Callable[..., SweepData], tmp_
         load_data(tmp_path / "data", "planted")
 
 
-def test_a_sweep_without_a_finished_cell_says_so(tmp_path: Path) -> None:
-    declare(tmp_path, [cell("score", 0), cell("mask", 0)], design())
+def test_a_sweep_without_a_finished_run_says_so(tmp_path: Path) -> None:
+    declare(tmp_path, [entry("score", 0), entry("mask", 0)], design())
     write_run(tmp_path / "score/seed=0", planted_rows("score", 0), "partial")
     data = load_sweep(tmp_path, "planted")
     with pytest.raises(ValueError, match=r"no run of planted is finished \(1 partial, 1 new\)"):
@@ -815,11 +815,11 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
 
     def part(seeds: tuple[int, ...]) -> SweepData:
         tables = {name: getattr(whole, name) for name in ("runs", "points", "answers")}
-        cells = [one for one in whole.record.cells if one.seed in seeds]
+        entries = [one for one in whole.record.cells if one.seed in seeds]
         kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
         pilot = [{"level": "", "arm": "mask", "metric": f"active_fraction/{seeds[0]}"}]
         declared = [{**one, "at": f"2026-01-0{1 + seeds[0]}T00:00:00Z"} for one in whole.record.declared]
-        record = replace(whole.record, cells=cells, pilot=pilot, declared=declared)
+        record = replace(whole.record, cells=entries, pilot=pilot, declared=declared)
         return replace(whole, record=record, **kept)
 
     for seeds in ((2,), (0, 1)):
@@ -846,12 +846,12 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
 def test_what_an_aggregation_does_to_everybody_is_not_the_trick(tmp_path: Path) -> None:
     factor = {"factor": "aggregation", "levels": {"constant": [], "sequence_mean": ["aggregation=sequence_mean"]}}
     against = {**ABOVE, "level": "sequence_mean", "against": "constant"}
-    cells = [cell(arm, seed, level) for seed in (0, 1, 2) for level in factor["levels"] for arm in ("score", "mask")]
-    declare(tmp_path, cells, design([against], **factor))
+    entries = [entry(arm, seed, level) for seed in (0, 1, 2) for level in factor["levels"] for arm in ("score", "mask")]
+    declare(tmp_path, entries, design([against], **factor))
     # Both arms rise by 0.1 with the level, the mask by 0.05 more.
     rises = {("score", "constant"): 0.0, ("score", "sequence_mean"): 0.1}
     rises |= {("mask", "constant"): 0.2, ("mask", "sequence_mean"): 0.35}
-    for one in cells:
+    for one in entries:
         rows = planted_rows("mask", one.seed, effect=rises[one.arm, one.level])
         write_run(tmp_path / one.folder, rows)
     data = load_sweep(tmp_path, "planted")

@@ -172,7 +172,7 @@ def test_nothing_is_decided_by_two_pairs_however_far_they_lie_from_0() -> None:
     assert math.isnan(compare({0: 0.3}).p)
     data = sweep(2)
     assert {one.verdict for one in judge(data, final_values(data))} <= {"not significant"}
-    assert all(not effect.resolved and math.isnan(effect.mde) for effect in trick_effects(data, final_values(data)))
+    assert all(not effect.significant and math.isnan(effect.mde) for effect in trick_effects(data, final_values(data)))
 
 
 def test_no_text_of_two_seeds_has_an_interval() -> None:

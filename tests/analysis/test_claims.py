@@ -205,7 +205,7 @@ def test_contrasts_that_could_not_act_are_not_pooled() -> None:
     worlds = next(design for design in saved.designs if design.name == "dapo_worlds")
     pairs = same_contrasts(worlds, contrast_of(clip_higher.design, *clip_higher.places))
     assert {arm for (_, arm), _ in pairs} == {"+clip_higher"} and clip_higher.pooled == ""
-    assert {cell for cell, _ in pairs} <= failed_checks(saved.load(worlds)[0]).keys()
+    assert {condition for condition, _ in pairs} <= failed_checks(saved.load(worlds)[0]).keys()
 
 
 @pytest.mark.extended
@@ -302,10 +302,10 @@ def by_other_code(answer: Answer, points: pd.DataFrame) -> None:
     prediction = judged.prediction
     axis = f"budget/{design.axis}"
     at = points.groupby(["level", "arm", "seed"])[axis].max().min()
-    cells = [(prediction.level, prediction.arm), judged.reference]
+    conditions = [(prediction.level, prediction.arm), judged.reference]
     arm, reference = (
         final(points[(points["level"] == level) & (points["arm"] == name)], prediction.metric, at, axis)
-        for level, name in cells
+        for level, name in conditions
     )
     pairs = (arm - reference).dropna()
     by_base = pairs.groupby([design.base_of(seed) for seed in pairs.index]).mean()

@@ -51,10 +51,10 @@ def test_a_row_of_the_grid_is_computed_anew() -> None:
     (line,) = re.findall(r"^\| 7B \| 64 \| (.*) \|$", PAGE, flags=re.M)
     stated = line.split(" | ")
     for place, name in ((0, SYNC), (2, IN_FLIGHT)):
-        cell = study().cell("7B", 64, name)
-        hours = study().card_hours(cell)
-        assert hours == pytest.approx(10 * 300 * cell.step.seconds * 64 / 3600)
-        assert stated[place] == f"{cell.step.seconds:,.0f}"
+        scenario = study().scenario("7B", 64, name)
+        hours = study().card_hours(scenario)
+        assert hours == pytest.approx(10 * 300 * scenario.step.seconds * 64 / 3600)
+        assert stated[place] == f"{scenario.step.seconds:,.0f}"
         assert stated[3 + place].split(" ")[0] == f"{hours:,.0f}"
 
 
@@ -165,7 +165,7 @@ def test_a_heading_says_what_in_flight_updates_leave_idle() -> None:
 
 def test_a_model_that_fits_no_split_is_refused() -> None:
     with pytest.raises(ValueError, match="32B does not fit 4 H100 under in flight: take more cards"):
-        study().cell("32B", 4, IN_FLIGHT)
+        study().scenario("32B", 4, IN_FLIGHT)
 
 
 @pytest.mark.extended
@@ -186,6 +186,6 @@ def test_every_report_has_a_source_and_every_figure_a_reader() -> None:
 
 
 def test_faster_memory_shortens_generation_alone() -> None:
-    hundred, two_hundred = (study().cell("7B", 8, SYNC, card).step for card in ("H100", "H200"))
+    hundred, two_hundred = (study().scenario("7B", 8, SYNC, card).step for card in ("H100", "H200"))
     assert two_hundred.generation < hundred.generation
     assert two_hundred.training == pytest.approx(hundred.training, rel=0.02)

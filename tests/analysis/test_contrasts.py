@@ -268,7 +268,7 @@ def test_only_seeds_that_all_arms_have_are_paired() -> None:
     one = found["b", "added"]
     assert list(one.differences) == [2] and math.isclose(one.interval.mean, 0.1, abs_tol=EXACT)
     assert math.isnan(one.interval.low) and math.isnan(one.p) and math.isnan(one.p_adjusted) and math.isnan(one.mde)
-    assert (one.family, one.correction, one.resolved) == (0, "", False)
+    assert (one.family, one.correction, one.significant) == (0, "", False)
     assert found["a", "added"].family == 1
     # c's runs exist; what they lack is the metric. Without its rows, c was not run.
     assert not_run(data, outcome_of(values)) == []
@@ -364,22 +364,22 @@ def test_planted_effects_and_interactions_are_found_and_nulls_are_not(planted: t
     for name, truth in truths.items():
         effect = effects[name]
         assert abs(effect.interval.mean - truth) < 0.025, name
-        assert effect.resolved is (abs(truth) > 0.05) or name == ("hurts", "left_out"), name
+        assert effect.significant is (abs(truth) > 0.05) or name == ("hurts", "left_out"), name
     assert all(effects[name].p_adjusted < 0.05 for name in truths if abs(truths[name]) >= 0.08)
     assert all(effects["null", kind].p_adjusted > 0.05 for kind in ("added", "left_out", "interaction", "main"))
 
 
 def test_reward_and_downstream_disagree_where_it_was_planted(planted: tuple[SweepData, FinalValues]) -> None:
     found = disagreements(trick_effects(*planted))
-    sure = [one.downstream.contrast.name for one in found if one.resolved]
+    sure = [one.downstream.contrast.name for one in found if one.significant]
     assert "hurts (added to base)" in sure and not any(name.startswith(("helps", "null")) for name in sure)
     first = found[0]
-    assert first.resolved and first.reward.interval.mean > 0 > first.downstream.interval.mean
+    assert first.significant and first.reward.interval.mean > 0 > first.downstream.interval.mean
     assert "changes training reward by +" in first.text and "accuracy by -" in first.text
     assert first.text.endswith("both adjusted p are below .05")
 
 
-def test_a_disagreement_is_resolved_only_if_both_adjusted_p_are_below_the_bound() -> None:
+def test_a_disagreement_is_significant_only_if_both_adjusted_p_are_below_the_bound() -> None:
     """Reward +.1 +-, downstream -.1: a surely both, b's downstream is noise, c agrees, d is nothing at all."""
     clear, noisy = [0.09, 0.10, 0.11], [0.5, -0.2, -0.6]
     minus = [-value for value in clear]
@@ -387,7 +387,7 @@ def test_a_disagreement_is_resolved_only_if_both_adjusted_p_are_below_the_bound(
     downstream = {"base": [0.0] * 3, "+a": minus, "+b": noisy, "+c": clear, "+d": minus}
     data = sweep("add_one", "abcd")
     found = disagreements(trick_effects(data, outcome_of(downstream, **{TRAINING_REWARD: reward})))
-    assert [(one.reward.contrast.trick, one.resolved) for one in found] == [("a", True), ("b", False)]
+    assert [(one.reward.contrast.trick, one.significant) for one in found] == [("a", True), ("b", False)]
     assert "within noise" in found[1].text
 
 
@@ -453,10 +453,10 @@ def test_an_effect_that_depends_on_the_axis_is_called_so(costly: SweepData) -> N
     third = (1 + 0.5**1.5) / (1 + (0.5 / (1 / 3)) ** 1.5)
     assert math.isclose(effects["flops"].interval.mean, 0.3 + 0.36 * third - 0.6, abs_tol=0.02)
     flips = {flip.contrast.trick: flip for flip in sign_flips(on_axes)}
-    assert flips["helps"].resolved
+    assert flips["helps"].significant
     assert (flips["helps"].above, flips["helps"].below) == (("steps", "sampled_tokens", "trained_tokens"), ("flops",))
     assert "above 0 at equal steps, sampled tokens, trained tokens, below 0 at equal flops" in flips["helps"].text
-    assert "null" not in flips or not flips["null"].resolved
+    assert "null" not in flips or not flips["null"].significant
 
 
 @pytest.mark.extended

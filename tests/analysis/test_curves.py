@@ -51,7 +51,7 @@ def changed(data: SweepData, where: pd.Series, metric: str, value: float) -> Swe
     return replace(data, points=points)
 
 
-def cell_of(data: SweepData, arm: str, seed: int) -> pd.Series:
+def rows_of(data: SweepData, arm: str, seed: int) -> pd.Series:
     return (data.points["arm"] == arm) & (data.points["seed"] == seed)
 
 
@@ -104,9 +104,9 @@ def test_the_band_is_the_t_interval_at_every_point() -> None:
 
 def test_what_is_missing_is_told_and_left_out(fall: SweepData) -> None:
     assert shortfalls(fall, final_values(fall), [PC, DOWNSTREAM]) == []
-    whole = changed(fall, cell_of(fall, "base", 1), DOWNSTREAM, math.nan)
-    holes = changed(whole, cell_of(whole, "+null", 0) & whole.points["step"].isin([3, 4]), PC, math.inf)
-    holes = changed(holes, cell_of(holes, "+null", 0) & (holes.points["step"] == 9), PC, math.nan)
+    whole = changed(fall, rows_of(fall, "base", 1), DOWNSTREAM, math.nan)
+    holes = changed(whole, rows_of(whole, "+null", 0) & whole.points["step"].isin([3, 4]), PC, math.inf)
+    holes = changed(holes, rows_of(holes, "+null", 0) & (holes.points["step"] == 9), PC, math.nan)
     assert shortfalls(holes, final_values(holes), [PC, DOWNSTREAM, "train/k3_ref"]) == [
         "3 reward/outcome values are missing or not finite and left out: +null, seed 0.",
         "eval/downstream/accuracy is missing for base, seed 1.",
@@ -194,15 +194,15 @@ def test_an_arm_of_which_every_run_collapsed_is_drawn_without_a_mean() -> None:
 
 def test_reward_as_the_loss_sees_it_is_drawn_only_where_it_is_another(fall: SweepData) -> None:
     assert KEPT not in set(curve_numbers(fall, final_values(fall))["series"])
-    data = changed(fall, cell_of(fall, "+hurts", 3) & (fall.points["step"] == 7), KEPT, 0.9)
+    data = changed(fall, rows_of(fall, "+hurts", 3) & (fall.points["step"] == 7), KEPT, 0.9)
     numbers = curve_numbers(data, final_values(data))
     assert set(numbers[numbers["series"] == KEPT]["arm"]) == {"+hurts"}
-    hole = changed(fall, cell_of(fall, "base", 3) & (fall.points["step"] == 7), PC, math.nan)
+    hole = changed(fall, rows_of(fall, "base", 3) & (fall.points["step"] == 7), PC, math.nan)
     assert KEPT not in set(curve_numbers(hole, final_values(hole))["series"])  # a missing value is no other value
 
 
 def test_a_seed_without_an_evaluation_is_not_averaged_and_named(fall: SweepData) -> None:
-    data = changed(fall, cell_of(fall, "base", 4), DOWNSTREAM, math.nan)
+    data = changed(fall, rows_of(fall, "base", 4), DOWNSTREAM, math.nan)
     drawn = draw_curves(data, final_values(data))
     base = drawn.numbers.query("arm == 'base' and part == 'mean'").groupby("series")["n"].max()
     assert base.to_dict() == {PC: 5, HELDOUT: 5, DOWNSTREAM: 4}
@@ -211,7 +211,7 @@ def test_a_seed_without_an_evaluation_is_not_averaged_and_named(fall: SweepData)
 
 
 def test_the_mean_ends_with_the_shortest_seed_and_a_bar_says_so(fall: SweepData) -> None:
-    late = cell_of(fall, "base", 0) & (fall.points["step"] > 60)
+    late = rows_of(fall, "base", 0) & (fall.points["step"] > 60)
     data = changed(fall, late, DOWNSTREAM, math.nan)
     drawn = draw_curves(data, final_values(data))
     mean = drawn.numbers.query("arm == 'base' and part == 'mean'").query("series == @DOWNSTREAM")

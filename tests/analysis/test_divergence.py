@@ -16,6 +16,7 @@ from grpo_lab.analysis.divergence.measures import (
     TOO_FEW,
     coverage,
     crossover,
+    decomposition,
     drop_after_peak,
     gap,
     gap_of_sampler,
@@ -27,7 +28,6 @@ from grpo_lab.analysis.divergence.measures import (
     sustained,
     transfer_slope,
     transfer_slopes,
-    waterfall,
 )
 from grpo_lab.analysis.divergence.rank_agreement import arm_agreement, kendall_tau
 from grpo_lab.analysis.divergence.selection import post_peak_drop, question_halves, selection_optimism, selection_regret
@@ -35,7 +35,7 @@ from grpo_lab.analysis.divergence.table import divergence_table
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import t_interval
-from grpo_lab.analysis.tracks import Answers, Track, answers_of, cells, mean_of_tracks, on_grid, shared, tracks
+from grpo_lab.analysis.tracks import Answers, Track, answers_of, by_condition, mean_of_tracks, on_grid, shared, tracks
 from grpo_lab.tracking.sweep_record import SweepRecord
 
 EXACT = 1e-12
@@ -162,18 +162,18 @@ def test_answers_agree_with_the_accuracies_that_were_logged() -> None:
         runs["a", seed] = steps_of(RISING, scores, tokens)
         kept += [answered("a", seed, step, right) for step, right in given[seed].items()]
     data = sweep(runs, kept)
-    cell = tracks(data, final_values(data))
-    answers = answers_of(data, cell, "downstream")
+    found = tracks(data, final_values(data))
+    answers = answers_of(data, found, "downstream")
     assert answers is not None and answers.accuracy.shape == (2, 3, 3)
-    np.testing.assert_allclose(answers.accuracy.mean(axis=-1), [one.downstream for one in cell], atol=EXACT)
+    np.testing.assert_allclose(answers.accuracy.mean(axis=-1), [one.downstream for one in found], atol=EXACT)
     # Question 0 of run 1 goes from wrong to right between 22,000 and 44,000; X is 18/22 of the way.
     assert answers.accuracy[1, -1].tolist() == pytest.approx([18 / 22, 1.0, 4 / 22], abs=EXACT)
     assert answers.step.tolist() == [[0, 20, 40], [0, 20, 36]]
-    assert answers_of(data, cell, "heldout") is None
-    assert answers_of(replace(data, answers=data.answers[data.answers["step"] < 40]), cell, "downstream") is None
+    assert answers_of(data, found, "heldout") is None
+    assert answers_of(replace(data, answers=data.answers[data.answers["step"] < 40]), found, "downstream") is None
     moved = data.answers.assign(question=data.answers["question"] + data.answers["seed"])
     with pytest.raises(ValueError, match="different questions"):
-        answers_of(replace(data, answers=moved), cell, "downstream")
+        answers_of(replace(data, answers=moved), found, "downstream")
 
 
 def ended(arm: str, seed: int, tokens: int) -> tuple[list[dict], list[pd.DataFrame]]:
@@ -199,11 +199,11 @@ def test_the_end_of_a_run_that_passes_the_budget_in_its_last_step_counts_whole()
         {("a", seed): rows for seed, (rows, _) in runs.items()}, [t for _, kept in runs.values() for t in kept]
     )
     finals = final_values(data)
-    cell = tracks(data, finals)
+    found = tracks(data, finals)
     assert finals.of("", "a", DOWNSTREAM).tolist() == pytest.approx([0.541, 0.541])
-    for one in cell:
+    for one in found:
         assert (one.around, one.lean) == ((41, 41), 0.0) and one.downstream[-1] == pytest.approx(0.541)
-    everywhere, ends = (answers_of(data, cell, "downstream", ends=at) for at in (False, True))
+    everywhere, ends = (answers_of(data, found, "downstream", ends=at) for at in (False, True))
     assert everywhere is not None and everywhere.accuracy.shape[1:] == (4, 4)
     assert ends is not None and ends.accuracy.shape == (2, 2, 6) and ends.samples.min() == 2
     # Without the number of responses, as earlier versions logged it, X lies on the line between both evaluations.
@@ -426,14 +426,14 @@ def test_the_top_of_the_frontier_is_where_the_curve_is_highest() -> None:
     assert math.isnan(kl_peak(0.08, -0.05, 3.0)[0]) and math.isnan(kl_peak(0.08, 1e-9, 3.0)[0])
 
 
-def test_the_waterfall_adds_up_to_the_gap() -> None:
+def test_the_decomposition_adds_up_to_the_gap() -> None:
     rng = generator(6)
     names = ("probe", "heldout_training", "heldout")
     one = track(range(9), rng.random(9), rng.random(9), **{name: rng.random(9) for name in names})
-    parts = waterfall(one)
+    parts = decomposition(one)
     np.testing.assert_allclose(sum(parts.values()), gap(one), atol=EXACT)
     flat = {name: [0.4, 0.4] for name in names}
-    moved = waterfall(track([0, 1], [0.3, 0.5], [0.2, 0.2], **(flat | {"probe": [0.4, 0.45]})))
+    moved = decomposition(track([0, 1], [0.3, 0.5], [0.2, 0.2], **(flat | {"probe": [0.4, 0.45]})))
     # Reward rose by 0.2, the training questions by 0.05 of it, nothing else moved.
     assert [float(part[-1]) for part in moved.values()] == pytest.approx([0.15, 0.05, 0.0, 0.0])
 
@@ -573,7 +573,7 @@ def test_one_seed_has_numbers_without_intervals() -> None:
     table = divergence_table(data, final_values(data), generator()).set_index("metric")
     assert table.loc["divergence/gap_change", "n"] == 1 and table["low"].isna().all()
     assert table.loc["divergence/onset", "note"] == "too few seeds"
-    assert cells(tracks(data, final_values(data))).keys() == {("", "bad")}
+    assert by_condition(tracks(data, final_values(data))).keys() == {("", "bad")}
 
 
 def test_a_base_counts_once_in_every_measure_over_runs() -> None:

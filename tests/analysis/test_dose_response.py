@@ -16,7 +16,7 @@ from grpo_lab.analysis.figures import dose_response
 from grpo_lab.analysis.figures.step_metrics import draw_step_metrics
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, final_values
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.tables.dose import dose
+from grpo_lab.analysis.tables.dose_response import swept_setting
 from grpo_lab.config.design import read_design
 
 LAGS = {"lag_4": ["schedule=one_step_off", "schedule.lag=4"], "lag_0": ["schedule=one_step_off", "schedule.lag=0"]}
@@ -32,13 +32,13 @@ def swept(arms: dict[str, Sequence[str]], seeds: tuple[int, ...] = (0, 1, 2)) ->
     named = dict(zip(data.arms, arms))
     node = planted.node() | {"kind": "arms", "arms": arms, "control": next(iter(arms)), "tricks": {}, "predictions": []}
     design = read_design({name: value for name, value in node.items() if name != "tricks"})
-    record = replace(data.record, cells=[replace(cell, arm=named[cell.arm]) for cell in data.record.cells])
+    record = replace(data.record, cells=[replace(entry, arm=named[entry.arm]) for entry in data.record.cells])
     tables = {name: getattr(data, name).replace({"arm": named}) for name in ("runs", "points", "answers")}
     return replace(data, record=record, design=design, **tables)
 
 
 def test_the_arms_of_one_number_in_its_order() -> None:
-    found = dose(swept(LAGS))
+    found = swept_setting(swept(LAGS))
     assert found.key == "schedule.lag" and list(found.values.items()) == [("lag_0", 0), ("lag_4", 4), ("lag_16", 16)]
 
 
@@ -55,14 +55,14 @@ def test_the_arms_of_one_number_in_its_order() -> None:
 def test_other_arms_make_no_curve(third: list[str]) -> None:
     data = swept(LAGS | {"lag_16": third})
     finals = final_values(data)
-    assert dose(data) is None
+    assert swept_setting(data) is None
     assert "one number" in dose_response.draw_dose_response(data, finals)
 
 
 def test_the_numbers_are_the_outcomes_in_percent() -> None:
     data = swept(LAGS)
     finals = final_values(data)
-    table = dose_response.dose_numbers(data, finals, dose(data))
+    table = dose_response.dose_response_numbers(data, finals, swept_setting(data))
     for metric in (HELDOUT, DOWNSTREAM):
         for arm, x in (("lag_0", 0), ("lag_4", 4), ("lag_16", 16)):
             own = table[(table["metric"] == metric) & (table["arm"] == arm)]

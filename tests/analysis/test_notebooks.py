@@ -211,9 +211,9 @@ def test_saved_numbers_without_runs_and_without_answers(
     del described["sha256"]
     (folder / "recipes.json.xz").write_bytes(lzma.compress(json.dumps(described).encode()))
     monkeypatch.setattr(show, "REPOSITORY", tmp_path)
-    cells = pd.read_parquet(folder / "recipes.parquet").groupby(["arm", "level", "seed"]).ngroups
+    runs = pd.read_parquet(folder / "recipes.parquet").groupby(["arm", "level", "seed"]).ngroups
     said = printed("noise_floor", EXP="recipes", RUNS="nowhere")
-    assert said.startswith(f"recipes, from saved data, {cells} finished runs.")
+    assert said.startswith(f"recipes, from saved data, {runs} finished runs.")
     assert show.NO_ANSWERS in said and "t over seeds" not in said
     assert "Answers to single downstream questions were not saved" in said
     assert re.search(r"downstream accuracy +[\d.]+ \[", said)

@@ -174,7 +174,7 @@ def test_the_gap_change_is_what_was_planted(sweeps: list[SweepData]) -> None:
 def test_the_asymptote_is_identified_only_where_it_can_be() -> None:
     late = {"tricks": ("null",), "seeds": (0, 1, 2, 3), "steps": 80, "every": 4, "questions": 512, "samples": 4}
     seen = synthetic_sweep(Planted(**late, midpoint=0.08, seed_sd=0.005, own_sd=0.002, steepness=2.0))
-    (base,) = (cell for cell in fit_sweep(seen, final_values(seen)) if cell.arm == "base")
+    (base,) = (condition for condition in fit_sweep(seen, final_values(seen)) if condition.arm == "base")
     assert base.identified, base.reasons
     # Held-out accuracy is 0.06 above training's, and its sigmoid ends a little beyond the last step: (1 + 0.08 ** 2)
     start = 0.36
@@ -182,7 +182,7 @@ def test_the_asymptote_is_identified_only_where_it_can_be() -> None:
     assert base.asymptote.low - 0.02 <= truth <= base.asymptote.high + 0.02
     early = synthetic_sweep(Planted(**late, midpoint=1.0, end=0.5))
     fits = fit_sweep(early, final_values(early))
-    assert fits and not any(cell.identified for cell in fits) and all(cell.reasons for cell in fits)
+    assert fits and not any(condition.identified for condition in fits) and all(condition.reasons for condition in fits)
 
 
 # ---- from files

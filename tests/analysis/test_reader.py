@@ -31,7 +31,7 @@ from grpo_lab.analysis.report.reader import (
 from grpo_lab.analysis.report.reader_terminal import show_pair, show_run
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.run.evaluate import kl_of_responses
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 from grpo_lab.tracking.terminal import Terminal
 
 BRIEF = [
@@ -47,8 +47,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     clipped = ["surrogate=ppo", "surrogate.clip_low=0.01", "surrogate.clip_high=0.01", "truncation=mask_after"]
     run_in_process(root, *BRIEF, name="plain")
     run_in_process(root, *BRIEF, *clipped, name="clipped")
-    cells = [CellRecord(arm, "", 0, f"{arm}/seed=0") for arm in ("plain", "clipped")]
-    record_sweep(root, "two", cells, None, None, "", ["test"], None, None)
+    entries = [RunEntry(arm, "", 0, f"{arm}/seed=0") for arm in ("plain", "clipped")]
+    record_sweep(root, "two", entries, None, None, "", ["test"], None, None)
     return root
 
 

@@ -27,7 +27,7 @@ from grpo_lab.analysis.figures.effects import draw_effects
 from grpo_lab.analysis.figures.registry import draw_all
 from grpo_lab.analysis.figures.style import Drawn
 from grpo_lab.analysis.final_values import DOWNSTREAM, FinalValues, final_values
-from grpo_lab.analysis.metric_names import change_text, in_words, level_text, title, unit
+from grpo_lab.analysis.metric_names import change_text, level_text, metric_text, title, unit
 from grpo_lab.analysis.report.page import report_html
 from grpo_lab.analysis.report.page_figures import LARGEST_SVG, figures_section, image_uri
 from grpo_lab.analysis.report.page_verdict import verdict_section
@@ -161,30 +161,33 @@ def test_numbers_have_four_digits(value: float, expected: float | int | None) ->
 @pytest.mark.extended
 def test_the_panel_has_every_arm_that_was_run(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     data, _, panel = two_sided
-    assert [cell["arm"] for cell in panel["cells"]] == data.arms and panel["waiting"] == []
-    contents = {cell["arm"]: cell["on"] for cell in panel["cells"]}
+    assert [condition["arm"] for condition in panel["conditions"]] == data.arms and panel["waiting"] == []
+    contents = {condition["arm"]: condition["on"] for condition in panel["conditions"]}
     assert contents["base"] == [] and contents["+helps"] == ["helps"] and contents["-helps"] == ["hurts", "null"]
     assert panel["control"] == "base" and panel["plain"] == []
-    assert json.loads(json.dumps(panel, allow_nan=False))["cells"][0]["arm"] == data.arms[0]
-    counts = {cell["arm"]: (cell["finished"], cell["planned"], cell["collapsed"]) for cell in panel["cells"]}
+    assert json.loads(json.dumps(panel, allow_nan=False))["conditions"][0]["arm"] == data.arms[0]
+    counts = {
+        condition["arm"]: (condition["finished"], condition["planned"], condition["collapsed"])
+        for condition in panel["conditions"]
+    }
     assert counts["+helps"] == (2, 3, 1) and counts["full"] == (3, 3, 0)
 
 
 def test_curves_and_words_are_those_of_the_outcome(two_sided: tuple[SweepData, FinalValues, dict[str, Any]]) -> None:
     _, finals, panel = two_sided
-    cell = next(cell for cell in panel["cells"] if cell["arm"] == "full")
+    condition = next(condition for condition in panel["conditions"] if condition["arm"] == "full")
     axis = panel["axes"][0]
     assert (axis["name"], axis["budget"]) == ("sampled_tokens", 80_000)
-    own, difference, pairs = cell["final"]["sampled_tokens"][DOWNSTREAM]
+    own, difference, pairs = condition["final"]["sampled_tokens"][DOWNSTREAM]
     assert own == finals.interval("", "full", DOWNSTREAM).text() and pairs == 3
     assert difference == change_text(finals.difference("", "full", "base", DOWNSTREAM), DOWNSTREAM)
-    curve = cell["means"]["sampled_tokens"][DOWNSTREAM]
+    curve = condition["means"]["sampled_tokens"][DOWNSTREAM]
     assert curve["x"] == [0, 20_000, 40_000, 60_000, 80_000]
     final = t_interval(finals.of("", "full", DOWNSTREAM).tolist())
     ends = (curve["mean"][-1], curve["low"][-1], curve["high"][-1])
     assert ends == (rounded(final.mean), rounded(final.low), rounded(final.high))
-    assert all(len(one["mean"]) <= POINTS for metrics in cell["means"].values() for one in metrics.values())
-    run = cell["runs"][0]["evaluations"]
+    assert all(len(one["mean"]) <= POINTS for metrics in condition["means"].values() for one in metrics.values())
+    run = condition["runs"][0]["evaluations"]
     assert run["x"]["sampled_tokens"] == curve["x"] and len(run["y"][DOWNSTREAM]) == 5
 
 
@@ -192,11 +195,13 @@ def test_a_collapsed_run_is_counted_and_stops_in_the_panel(
     two_sided: tuple[SweepData, FinalValues, dict[str, Any]],
 ) -> None:
     _, _, panel = two_sided
-    cell = next(cell for cell in panel["cells"] if cell["arm"] == "+helps")
-    whole, stopped = (cell["runs"][seed]["steps"] for seed in (0, 1))  # the second has 6 of 20 steps, 30% of the budget
+    condition = next(condition for condition in panel["conditions"] if condition["arm"] == "+helps")
+    whole, stopped = (
+        condition["runs"][seed]["steps"] for seed in (0, 1)
+    )  # the second has 6 of 20 steps, 30% of the budget
     assert whole["x"]["sampled_tokens"][-1] == 80_000 and stopped["x"]["sampled_tokens"][-1] == 24_000
     assert len(stopped["y"]["train/entropy"]) == 6 and len(whole["y"]["train/entropy"]) == 20
-    curve = cell["means"]["sampled_tokens"]["train/entropy"]
+    curve = condition["means"]["sampled_tokens"]["train/entropy"]
     assert curve["n"][0] == 3 and curve["n"][-1] == 2
     assert panel["collapsed_as"] == "accuracy and reward 0"
 
@@ -206,7 +211,7 @@ def test_an_arm_without_a_run_waits_and_has_no_curves() -> None:
     data = replace(data, runs=data.runs[data.runs["arm"] != "full"], points=data.points[data.points["arm"] != "full"])
     panel = panel_data(data, final_values(data))
     assert panel["waiting"] == [{"level": "", "arm": "full", "on": ["helps", "null"]}]
-    assert "full" not in [cell["arm"] for cell in panel["cells"]]
+    assert "full" not in [condition["arm"] for condition in panel["conditions"]]
 
 
 def test_axes_that_are_multiples_of_another_are_named_and_not_repeated() -> None:
@@ -221,8 +226,8 @@ def test_axes_that_are_multiples_of_another_are_named_and_not_repeated() -> None
     panel = panel_data(data, finals, others)
     assert [axis["name"] for axis in panel["axes"]] == ["sampled_tokens", "flops", "simulated_seconds"]
     assert panel["alike"]["steps"] == "sampled_tokens" and "flops" not in panel["alike"]
-    assert set(panel["cells"][0]["means"]) == {"sampled_tokens", "flops", "simulated_seconds"}
-    x = panel["cells"][0]["runs"][0]["steps"]["x"]
+    assert set(panel["conditions"][0]["means"]) == {"sampled_tokens", "flops", "simulated_seconds"}
+    x = panel["conditions"][0]["runs"][0]["steps"]["x"]
     assert x["flops"] == [rounded(value**2) for value in tokens[1:21]]  # of step 0 there are evaluations only
 
 
@@ -274,8 +279,8 @@ def test_metrics_have_titles_and_units() -> None:
     assert title("eval/probe/pass_at_8") == "training questions: pass at 8"
     assert title("average/rollout/staleness") == "rollout/staleness, mean over the run"
     meant = "learner's updates since the weights that drew it"
-    assert in_words("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
-    assert in_words("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
+    assert metric_text("average/rollout/staleness") == f"rollout/staleness, mean over the run ({meant})"
+    assert metric_text("eval/heldout_training/accuracy") == "held-out accuracy, training protocol"
     assert title("eval/heldout/length") == "held-out, evaluation protocol: length"
     assert title("start/eval/heldout/length") == "held-out, evaluation protocol: length, before RL"
     assert unit("start/eval/downstream/accuracy") == "share"
@@ -325,7 +330,7 @@ def test_what_a_sweep_says_of_itself_cannot_become_markup() -> None:
     reader = read(text)
     assert reader.tags.count("script") == 3 and "img" not in reader.tags and "i" not in reader.tags
     panel = unpacked(reader.scripts[1])
-    assert [cell["arm"] for cell in panel["cells"]] == list(data.arms)
+    assert [condition["arm"] for condition in panel["conditions"]] == list(data.arms)
     assert HOSTILE in reader.text
 
 
@@ -337,9 +342,11 @@ def test_a_page_of_one_run_and_without_evaluations() -> None:
         reader = read(report_html(chosen, final_values(chosen), [], {}, ["report"]))
         panel = unpacked(reader.scripts[1])
         arms = list(chosen.runs["arm"].unique())
-        assert [cell["arm"] for cell in panel["cells"]] == arms and panel["cells"][0]["finished"] == 1
+        assert [condition["arm"] for condition in panel["conditions"]] == arms and panel["conditions"][0][
+            "finished"
+        ] == 1
         metric = "reward/outcome"
-        assert panel["cells"][0]["means"]["sampled_tokens"][metric]["low"] == [None] * POINTS
+        assert panel["conditions"][0]["means"]["sampled_tokens"][metric]["low"] == [None] * POINTS
         assert "not run" in reader.text
     assert "No run of this sweep was evaluated" in reader.text
     assert not any(metric["name"].startswith("eval/") for metric in panel["metrics"])
@@ -602,10 +609,12 @@ def test_the_page_of_the_largest_saved_sweep_has_at_most_a_megabyte() -> None:
 def test_switches_lead_to_the_arm_with_these_contents(in_node: InNode, two_sided: TwoSided) -> None:
     data, _, panel = two_sided
     found = in_node(
-        panel, "panel.cells.map(({ level, on }) => page.findCell(panel.cells, { level, on: [...on].reverse() }).arm)"
+        panel,
+        "panel.conditions.map(({ level, on }) => "
+        "page.findCondition(panel.conditions, { level, on: [...on].reverse() }).arm)",
     )
     assert found == data.arms
-    assert in_node(panel, "page.findCell(panel.cells, { level: '', on: ['hurts', 'null'] }).arm") == "-helps"
+    assert in_node(panel, "page.findCondition(panel.conditions, { level: '', on: ['hurts', 'null'] }).arm") == "-helps"
 
 
 @pytest.mark.extended
@@ -614,8 +623,8 @@ def test_a_combination_that_was_not_run_names_its_neighbours(in_node: InNode) ->
     data = sweep(tricks=("x", "y", "z", "w"), seeds=(0,))
     panel = panel_data(data, final_values(data))
     view = "({ level: '', on: ['x', 'y'] })"
-    assert in_node(panel, f"page.findCell(panel.cells, {view})") is None
-    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell, moves }}) => [cell.arm, ...moves])")
+    assert in_node(panel, f"page.findCondition(panel.conditions, {view})") is None
+    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ condition, moves }}) => [condition.arm, ...moves])")
     assert sorted(near) == [["+x", "y off"], ["+y", "x off"], ["-w", "z on"], ["-z", "w on"]]
     assert in_node(panel, f"page.inWords(panel, {view})") == "x and y together, without z and w"
 
@@ -626,7 +635,7 @@ def test_options_of_one_key_count_as_one_switch(in_node: InNode) -> None:
     )
     panel = panel_data(data, final_values(data))
     view = "({ level: '', on: ['shape=soft', 'truncation=mask_before'] })"
-    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ cell, moves }}) => [cell.arm, ...moves])")
+    near = in_node(panel, f"page.nearest(panel, {view}).map(({{ condition, moves }}) => [condition.arm, ...moves])")
     # `after` is two choices away.
     assert sorted(near) == [["before", "shape = soft off"], ["soft", "truncation = plain"]]
     assert in_node(panel, f"page.inWords(panel, {view})") == "truncation = mask_before and shape = soft together"
@@ -667,6 +676,11 @@ def test_scales_do_not_depend_on_the_combination(in_node: InNode, two_sided: Two
     scales = in_node(panel, "page.scales(panel)")
     assert set(scales) == {metric["name"] for metric in panel["metrics"]}
     assert scales["reward/outcome"] == scales[DOWNSTREAM] == scales["reward/in_loss_mean"]
-    seen = [value for cell in panel["cells"] for run in cell["runs"] for value in run["evaluations"]["y"][DOWNSTREAM]]
+    seen = [
+        value
+        for condition in panel["conditions"]
+        for run in condition["runs"]
+        for value in run["evaluations"]["y"][DOWNSTREAM]
+    ]
     low, high = scales[DOWNSTREAM]
     assert low < min(seen) and max(seen) < high

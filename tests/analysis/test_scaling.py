@@ -11,7 +11,15 @@ import pytest
 from scipy import stats
 
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.scaling import OF_CURVE, OVER_SEEDS, CellFit, compare, fit_cell, fit_sweep, scaling_table
+from grpo_lab.analysis.scaling import (
+    OF_CURVE,
+    OVER_SEEDS,
+    ConditionFit,
+    compare,
+    fit_condition,
+    fit_sweep,
+    scaling_table,
+)
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.sigmoid import (
     LEAST,
@@ -42,10 +50,10 @@ def noise(rng: np.random.Generator, rho: float, *shape: int) -> np.ndarray:
     return 0.01 * steps
 
 
-def cell(curves: np.ndarray, compute: np.ndarray, **arguments: float | int) -> CellFit:
+def condition(curves: np.ndarray, compute: np.ndarray, **arguments: float | int) -> ConditionFit:
     """Rows of accuracies as the seeds of one arm, each with the start 0.3 at compute 0."""
     seeds = {seed: (np.append(0.0, compute), np.append(0.3, row)) for seed, row in enumerate(curves)}
-    return fit_cell("", "arm", seeds, **arguments)
+    return fit_condition("", "arm", seeds, **arguments)
 
 
 def test_the_formula_by_hand() -> None:
@@ -141,8 +149,8 @@ def test_a_fall_that_only_the_seeds_together_show_is_refused() -> None:
     fallen = TRUE.at(compute) - 0.03 * np.clip(compute - 2.5, 0, None)
     curves = fallen + noise(np.random.default_rng(4), 0.0, 5, 6)
     assert not any(refusal(compute, curve, of=5) for curve in curves)
-    assert cell(curves, compute).refused == "the curve falls at its end, over seeds"
-    assert cell(curves[:1], compute).refused == ""
+    assert condition(curves, compute).refused == "the curve falls at its end, over seeds"
+    assert condition(curves[:1], compute).refused == ""
 
 
 def test_false_alarms_of_falling_on_plateaus_stay_few() -> None:
@@ -179,15 +187,15 @@ def test_the_interval_over_seeds_covers(seeds: int) -> None:
     rng, compute = np.random.default_rng(seeds), evaluations(5.0, 10)
     held = []
     for _ in range(30):
-        fitted = cell(TRUE.at(compute) + noise(rng, 0.7, seeds, 10), compute)
+        fitted = condition(TRUE.at(compute) + noise(rng, 0.7, seeds, 10), compute)
         held.append(fitted.asymptote.low <= 0.65 <= fitted.asymptote.high)
         assert fitted.kind == OVER_SEEDS and fitted.asymptote.n == seeds
     assert np.mean(held) >= 0.86  # .95 in 1,000; two standard errors of 30 are .08
 
 
-def planted(true: Sigmoid, last: float, seeds: int = 3, number: int = 12, seed: int = 0) -> CellFit:
+def planted(true: Sigmoid, last: float, seeds: int = 3, number: int = 12, seed: int = 0) -> ConditionFit:
     compute = evaluations(last, number)
-    return cell(true.at(compute) + noise(np.random.default_rng(seed), 0.0, seeds, number), compute)
+    return condition(true.at(compute) + noise(np.random.default_rng(seed), 0.0, seeds, number), compute)
 
 
 def test_an_asymptote_is_identified_only_with_reason() -> None:
@@ -217,12 +225,12 @@ def test_one_or_two_seeds_have_the_interval_of_one_curve() -> None:
     assert two.fits[None].accuracy == pytest.approx(both)
 
 
-def test_one_seed_that_cannot_be_fitted_refuses_the_cell() -> None:
+def test_one_seed_that_cannot_be_fitted_refuses_the_run() -> None:
     compute = evaluations(5.0, 20)
     curves = TRUE.at(compute) + noise(np.random.default_rng(0), 0.0, 3, 20)
     curves[1] -= 0.2 * np.clip(compute - 3.3, 0, None)
-    assert cell(curves, compute).refused == "the curve falls at its end (1 of 3 seeds)"
-    collapsed = cell(curves[[0, 2]], compute, collapsed=1, span=(1.0, 5.0), target=0.5)
+    assert condition(curves, compute).refused == "the curve falls at its end (1 of 3 seeds)"
+    collapsed = condition(curves[[0, 2]], compute, collapsed=1, span=(1.0, 5.0), target=0.5)
     assert collapsed.refused == "1 of 3 runs collapsed"
     assert collapsed.area.n == 0 and collapsed.reach.n == 0 and len(collapsed.reached) == 2
 
@@ -234,7 +242,7 @@ def test_every_seed_has_its_own_start() -> None:
     curves = {
         seed: (np.append(0.0, compute), np.append(true.start, true.at(compute))) for seed, true in enumerate(truths)
     }
-    fitted = fit_cell("", "arm", curves)
+    fitted = fit_condition("", "arm", curves)
     assert [fit.sigmoid.start for fit in fitted.fits.values()] == starts and fitted.start == pytest.approx(0.3)
     assert [fit.sigmoid.asymptote for fit in fitted.fits.values()] == pytest.approx([0.65] * 3, abs=1e-5)
     assert fitted.extrapolation[1] < 1e-4
@@ -242,13 +250,13 @@ def test_every_seed_has_its_own_start() -> None:
 
 def test_a_run_without_its_start_is_an_error() -> None:
     with pytest.raises(ValueError, match="no evaluation at step 0"):
-        fit_cell("", "arm", {0: (evaluations(5.0), TRUE.at(evaluations(5.0)))})
+        fit_condition("", "arm", {0: (evaluations(5.0), TRUE.at(evaluations(5.0)))})
 
 
 def test_a_run_that_spent_some_before_step_0_has_no_fit_and_says_why() -> None:
     """Fine-tuning on sampled answers: its first evaluation is of another model than the base, at another compute."""
     curve = (evaluations(5.0), TRUE.at(evaluations(5.0)))
-    fitted = fit_cell("", "arm", dict.fromkeys(range(3), curve), spent_before=True)
+    fitted = fit_condition("", "arm", dict.fromkeys(range(3), curve), spent_before=True)
     assert not fitted.fits and not fitted.identified
     assert any("step 0 comes after fine-tuning" in reason for reason in fitted.reasons)
 
@@ -268,11 +276,11 @@ def test_extrapolation_is_checked_on_what_was_held_back() -> None:
     assert check is not None and check.error.mean() == pytest.approx(0.2, abs=0.02) and not check.inside.any()
 
 
-def test_extrapolation_of_a_cell_averages_its_seeds() -> None:
+def test_extrapolation_of_a_run_averages_its_seeds() -> None:
     compute = evaluations(4.0, 20)
     late = np.where(compute > 2, 1.0, 0.0)
     curves = np.array([TRUE.at(compute) + shift * late for shift in (0.06, 0.06, -0.03)])
-    error, absolute, _ = cell(curves, compute).extrapolation
+    error, absolute, _ = condition(curves, compute).extrapolation
     # (.06 + .06 - .03) / 3 and (.06 + .06 + .03) / 3.
     assert (error.mean, error.n, absolute) == (pytest.approx(0.03, abs=1e-4), 3, pytest.approx(0.05, abs=1e-4))
 
@@ -336,8 +344,8 @@ HIGH, STEEP = Sigmoid(0.3, 0.75, 1e6, 1.7), Sigmoid(0.3, 0.65, 1e6, 3.0)
 
 def test_a_sweep_finds_what_was_planted_in_every_arm() -> None:
     data = sweep({"slow": SLOW, "high": HIGH, "fast": FAST})
-    cells = fit_sweep(data, final_values(data))
-    table = scaling_table(cells).set_index("arm")
+    conditions = fit_sweep(data, final_values(data))
+    table = scaling_table(conditions).set_index("arm")
     assert table["identified"].all() and set(table["kind"]) == {OVER_SEEDS} and set(table["evaluations"]) == {20}
     for arm, true in {"slow": SLOW, "high": HIGH, "fast": FAST}.items():
         row = table.loc[arm]
@@ -358,11 +366,11 @@ def test_a_sweep_finds_what_was_planted_in_every_arm() -> None:
 def test_span_target_and_suite_are_those_of_the_level() -> None:
     data = sweep({"slow": SLOW}, levels=("one", "two"))
     finals = final_values(data)
-    cells = fit_sweep(data, finals, target=0.4, first=5e5)
-    assert [(one.level, one.target) for one in cells] == [("one", 0.4), ("two", 0.4)]
-    assert cells[0].span == pytest.approx((1.02 * 4e6 / 20, 4e6))  # seed 2 starts last, seed 0 ends first
+    conditions = fit_sweep(data, finals, target=0.4, first=5e5)
+    assert [(one.level, one.target) for one in conditions] == [("one", 0.4), ("two", 0.4)]
+    assert conditions[0].span == pytest.approx((1.02 * 4e6 / 20, 4e6))  # seed 2 starts last, seed 0 ends first
     # 2e5, 4e5 are cut; the model-free numbers keep them.
-    assert [len(fit.compute) for fit in cells[0].fits.values()] == [18] * 3 and cells[0].evaluations == 20
+    assert [len(fit.compute) for fit in conditions[0].fits.values()] == [18] * 3 and conditions[0].evaluations == 20
     assert fit_sweep(data, finals, suite="downstream") == []
 
 

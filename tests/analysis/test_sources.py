@@ -95,10 +95,10 @@ def kept_file(runs: Path) -> Path:
 
 def test_what_was_kept_equals_what_was_parsed(runs: Path, parsed: list[str]) -> None:
     record = read_sweep(runs / "sweeps/small")
-    cells = [*record.cells, type(record.cells[0])("base", "", 7, "small/base/seed=7")]
+    entries = [*record.cells, type(record.cells[0])("base", "", 7, "small/base/seed=7")]
     (runs / "small/+helps/seed=0/metrics.jsonl").write_bytes(b"")
     (runs / "small/+helps/seed=0/DONE").unlink()
-    record_sweep(runs, "small", cells, None, record.design, "x", ["x"], None, None)
+    record_sweep(runs, "small", entries, None, record.design, "x", ["x"], None, None)
     expected = load_sweep(runs, "small", cache=False)
     assert not kept_file(runs).exists()
     assert expected.runs["status"].tolist() == ["done", "partial", "done", "failed", "new"]
@@ -451,7 +451,7 @@ def test_deleted_runs_are_left_out(store: Path) -> None:
         load_mlflow(f"sqlite:///{store}", "small")
 
 
-def test_without_the_sweeps_own_run_its_cells_tell_what_they_can(store: Path, from_folders: SweepData) -> None:
+def test_without_the_sweeps_own_run_its_runs_tell_what_they_can(store: Path, from_folders: SweepData) -> None:
     change(store, f"UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid = {PARENT}")
     data = load_mlflow(f"sqlite:///{store}", "small")
     assert data.design is None and data.source.startswith("MLflow store mlflow.db, without what was declared")

@@ -107,9 +107,9 @@ def test_the_same_contrast_is_found_in_other_sweeps() -> None:
     assert [one for one, _ in pairs] and all("scale=none" in batching.arms[arm] for (_, arm), _ in pairs)
     finals = final_values(saved_data("batching"))
     effects = effects_of(batching, finals, pairs, "eval/heldout/accuracy")
-    (cell, reference), *_ = pairs
+    (condition, reference), *_ = pairs
     assert pool(effects[:1]).mean == pytest.approx(
-        finals.comparison(cell, reference, "eval/heldout/accuracy").whole.mean
+        finals.comparison(condition, reference, "eval/heldout/accuracy").whole.mean
     )
     lenient, strict = (contrast_of(named_design("kl_penalty"), (level, "kl_0.04"), (level, "no_kl"))
                        for level in ("lenient", "strict"))  # fmt: skip

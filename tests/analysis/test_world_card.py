@@ -15,8 +15,8 @@ from world_profiles.__main__ import worlds
 from world_profiles.profile import SAVED, Fit, card_text, cards_table, documented_cards, measure_card, read_cards
 
 from grpo_lab.analysis.sources.answers import COLUMNS
-from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
-from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord
+from grpo_lab.analysis.sources.sweep_data import RunData, SweepData, assemble
+from grpo_lab.tracking.sweep_record import RunEntry, SweepRecord
 
 STEPS = 20
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def sweep(name: str, arms: dict[str, float]) -> SweepData:
     """Two base models with two seeds each. Base b gains (b + 1) / 10 in a straight line up to step 10, from 0.2."""
-    cells = []
+    runs = []
     for arm, clipped in arms.items():
         for seed in range(4):
             base = seed % 2
@@ -46,9 +46,9 @@ def sweep(name: str, arms: dict[str, float]) -> SweepData:
             row = {"level": "", "arm": arm, "seed": seed, "folder": f"{name}/{arm}/{seed}", "problem": "", "base": base}
             row |= {"status": "done", "collapsed": False, "run_key": "", "mlflow_run_id": None, "no_ops": []}
             row |= {"commit": None, "dirty": None, "protocol": None}
-            cells.append(CellData(row, points, answers[COLUMNS]))
-    records = [CellRecord(cell.row["arm"], "", cell.row["seed"], cell.row["folder"]) for cell in cells]
-    return assemble(SweepRecord(name, name, None, [], [], None, None, records), cells, "made by hand")
+            runs.append(RunData(row, points, answers[COLUMNS]))
+    records = [RunEntry(run.row["arm"], "", run.row["seed"], run.row["folder"]) for run in runs]
+    return assemble(SweepRecord(name, name, None, [], [], None, None, records), runs, "made by hand")
 
 
 def test_every_quantity_of_a_card_by_hand() -> None:

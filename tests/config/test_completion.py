@@ -12,7 +12,7 @@ from declared_experiments import FOLDERS
 
 from grpo_lab.config.completion import overrides, script
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.config.run_config import AXES, ROOMS
+from grpo_lab.config.run_config import AXES, CONFIG_GROUPS
 
 BREAKS = " \t\n\"'><=;|&(:"  # bash's COMP_WORDBREAKS: it completes only what follows the last of them
 # argcomplete leaves by os._exit, which runs nothing that is registered for the end of a process.
@@ -75,7 +75,7 @@ def test_a_word_is_completed_without_a_large_import(tmp_path: Path, line: str, o
 
 
 def test_every_group_experiment_and_option_is_offered() -> None:
-    named = (*AXES, *ROOMS, "recipe", "world", "seed", "checkpoint.best")
+    named = (*AXES, *CONFIG_GROUPS, "recipe", "world", "seed", "checkpoint.best")
     assert {f"{name}=" for name in named} <= {*overrides("")}
     assert {*overrides("+experiments=")} == {f"+experiments={name}" for name in FOLDERS}
     for group in AXES:

@@ -18,7 +18,7 @@ from processes import python_path
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.hydra_setup import compose_config, compose_with_choices
 from grpo_lab.config.rules import _UNREAD_KEYS, IncompatibleRun, check_compatible, unread_keys
-from grpo_lab.config.run_config import AXES, ROOMS, flat, options, slot_types, snake_case, to_run
+from grpo_lab.config.run_config import AXES, CONFIG_GROUPS, flat, options, slot_types, snake_case, to_run
 from grpo_lab.config.run_name import run_name
 from grpo_lab.run.identity import describe_run
 from grpo_lab.tracking.mlflow_params import parameters
@@ -29,8 +29,8 @@ from grpo_lab.tricks.scale import AllWrong, Deviation
 
 # Options that the plain run refuses, and what they need beside them; what a new one needs, the refusal says.
 NEEDS = {("baseline", name): "scale=none" for name in ("pass_at_k", "gae", "gae_orz", "monte_carlo", "return_to_go")}
-# The rooms a method is made of beside the axes.
-OWN_ROOMS = ("reward", "critic", "optimizer")
+# The config groups a method is made of beside the axes.
+OWN_GROUPS = ("reward", "critic", "optimizer")
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -367,11 +367,11 @@ def test_every_recipe_has_its_row_here() -> None:
 def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
     run, plain, row = run_of(f"recipe={recipe}"), run_of(), ROWS[recipe]
     check_compatible(run)
-    for slot in (*AXES, *OWN_ROOMS):
+    for slot in (*AXES, *OWN_GROUPS):
         expected = getattr(plain, slot)
         if slot in row:
             # a penalty on length reads what answers are worth
-            if slot in OWN_ROOMS or (slot == "reward_shaping" and "reward" in row):
+            if slot in OWN_GROUPS or (slot == "reward_shaping" and "reward" in row):
                 beside = [f"reward={row['reward']}"] if "reward" in row else []
                 expected = getattr(run_of(f"{slot}={row[slot]}", *beside), slot)
             else:
@@ -389,13 +389,15 @@ def test_a_recipe_is_the_published_row_on_every_axis(recipe: str) -> None:
 
 @pytest.mark.extended
 def test_recipes_never_set_a_convention() -> None:
-    """Nor a room but the reward and the critic: another framework's numbers, another task or model are no method.
+    """Nor a config group but reward and critic: another framework's numbers, task or model are no method.
 
     All count as the house does, then, which is the convention of the plain run: tests/tricks/test_conventions.py.
     """
     for recipe in RECIPES:
         run, plain = run_of(f"recipe={recipe}"), run_of()
-        assert [room for room in ROOMS if room not in OWN_ROOMS and getattr(run, room) != getattr(plain, room)] == []
+        assert [
+            group for group in CONFIG_GROUPS if group not in OWN_GROUPS and getattr(run, group) != getattr(plain, group)
+        ] == []
         assert "convention" not in (conf_folder() / "recipe" / f"{recipe}.yaml").read_text()
 
 

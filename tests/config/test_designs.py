@@ -17,7 +17,7 @@ from grpo_lab.config.design import (
     read_design,
     require_known_metrics,
 )
-from grpo_lab.sweeps.cells import plan_cells
+from grpo_lab.sweeps.planned_runs import plan_runs
 from grpo_lab.tracking.sweep_record import read_sweep, record_sweep, sweep_folder
 
 
@@ -71,8 +71,8 @@ def test_a_two_sided_design_names_no_combination_twice() -> None:
     assert list(one.arms) == ["base", "+clip"]
 
 
-def test_the_cells_of_a_kind_run_seed_after_seed() -> None:
-    plans = plan_cells(read_design(node("add_one", base=["recipe=dr_grpo"])), ["+experiments=parts"])
+def test_the_runs_of_a_kind_run_seed_after_seed() -> None:
+    plans = plan_runs(read_design(node("add_one", base=["recipe=dr_grpo"])), ["+experiments=parts"])
     assert [(plan.seed, plan.arm) for plan in plans] == [
         (seed, arm) for seed in (0, 1) for arm in ("base", "+clip", "+token", "+mask")
     ]

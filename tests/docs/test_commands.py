@@ -21,7 +21,7 @@ from grpo_lab import cli
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.config.help import answer, help_text
 from grpo_lab.config.hydra_setup import compose_config
-from grpo_lab.config.run_config import AXES, ROOMS
+from grpo_lab.config.run_config import AXES, CONFIG_GROUPS
 from grpo_lab.tricks.base import tied
 from grpo_lab.types import to_groups
 
@@ -99,7 +99,7 @@ def test_a_plan_of_power_loads_no_model_library(tmp_path: Path) -> None:
 
 def test_help_names_every_axis_every_room_and_their_options() -> None:
     lines = {line.split()[0] for line in help_text().splitlines() if line[:1].isalpha()}
-    assert {*AXES, *ROOMS, "recipe", "world"} <= lines
+    assert {*AXES, *CONFIG_GROUPS, "recipe", "world"} <= lines
     assert help_text() == answer(["--help"]) == answer(["recipe=dapo", "-h"])
 
 

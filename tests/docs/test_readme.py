@@ -73,8 +73,8 @@ def test_every_training_command_runs(tmp_path: Path, command: str) -> None:
     run([*words[:head], *short, *words[head:]])
     # A list has as many arms as values, and an ablation one more than additions.
     sizes = [len(word.split(",")) + word.startswith("add=") for word in words[3:]]
-    cells = math.prod(sizes) if "-m" in words[3:] else 1
-    assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == cells
+    runs = math.prod(sizes) if "-m" in words[3:] else 1
+    assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == runs
 
 
 @pytest.mark.extended

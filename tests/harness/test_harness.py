@@ -30,7 +30,7 @@ from grpo_lab.harness.command import HarnessPlan, Settings, evaluate, runs_of, s
 from grpo_lab.rollout.grading import encode_prompts
 from grpo_lab.tracking.checksums import check_finished, read_json
 from grpo_lab.tracking.harness_results import HarnessResult
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 from grpo_lab.types import Problem
 
 LM_EVAL_TASK = r"""
@@ -99,9 +99,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         "evaluation.probe_problems=16", "evaluation.downstream_problems=16", "evaluation.heldout_problems=64",
         "evaluation.initial_kl=false", "checkpoint_every=2", "optimizer.learning_rate=1e-3",
     )  # fmt: skip
-    record_sweep(
-        folder / "runs", "one", [CellRecord("run", "", 0, "run/seed=0")], None, None, "x", ["test"], None, None
-    )
+    record_sweep(folder / "runs", "one", [RunEntry("run", "", 0, "run/seed=0")], None, None, "x", ["test"], None, None)
     own = {}
     for step in (0, 2, 4):
         table = pd.read_parquet(run / "eval" / f"step={step:06d}.parquet")

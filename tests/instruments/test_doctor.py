@@ -215,7 +215,7 @@ def test_it_needs_no_torch() -> None:
 def test_every_rule_of_a_reading_has_a_number_in_its_words() -> None:
     for rule in RULES:
         for signal in rule.signals:
-            assert "{" in signal.words and thresholds()["signals"][signal.key]["threshold"] > 0
+            assert "{" in signal.description and thresholds()["signals"][signal.key]["threshold"] > 0
     assert reading(pd.Series([1.0, 2.0])) is None
 
 

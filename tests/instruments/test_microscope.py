@@ -33,7 +33,7 @@ from grpo_lab.instruments.microscope.measure import Extras, Policy, measure, tok
 from grpo_lab.instruments.microscope.option_sets import option_set, words_of
 from grpo_lab.tasks.base import Grader
 from grpo_lab.tasks.verifiers import Lenient, Strict
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 from grpo_lab.tricks.precision import Fp32, LmHead
 from grpo_lab.types import Microbatching, Problem, Rollouts
 
@@ -134,8 +134,8 @@ def test_what_a_run_stores_is_the_format(plain: Path, tmp_path: Path) -> None:
 
 def test_the_report_of_a_sweep_shows_what_was_looked_at(plain: Path, tmp_path: Path) -> None:
     runs = plain.parents[1]
-    cell = CellRecord("plain", "", 0, plain.relative_to(runs).as_posix())
-    record_sweep(runs, "probe", [cell], None, None, "", [], None, None)
+    entry = RunEntry("plain", "", 0, plain.relative_to(runs).as_posix())
+    record_sweep(runs, "probe", [entry], None, None, "", [], None, None)
     before = build_report("probe", str(runs), None, tmp_path, ["test"])[0].read_text()
     look(LookRequest(plain, 3, ("scale=none",), None, 1.0, None, 64, 1, None, None), lambda _: None)
     after = build_report("probe", str(runs), None, tmp_path, ["test"])[0].read_text()

@@ -131,7 +131,7 @@ def test_a_finished_run_comes_out_bit_by_bit_and_its_folder_stays_as_it_was(
 
 
 @pytest.mark.extended
-def test_a_cell_of_a_sweep_with_a_plugin_comes_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_sweep_with_a_plugin_comes_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_marks.py").write_text(PLUGIN)
     (tmp_path / "conf" / "baseline").mkdir(parents=True)
     option = "# Half of the marks, an option for this test.\ndefaults: [/schema/baseline/half_mark@_here_]\nmark: 0.5\n"
@@ -146,11 +146,11 @@ def test_a_cell_of_a_sweep_with_a_plugin_comes_out_the_same(tmp_path: Path, monk
         check=True, capture_output=True, timeout=280,
     )  # fmt: skip
     monkeypatch.delenv("GRPO_LAB_CONFIG_PATH")  # the record needs no YAML
-    (cell,) = (path.parent for path in (tmp_path / "runs").glob("*/*/DONE"))
-    assert json.loads((cell / "run.json").read_text())["sweep_folder"] is not None
-    done = again(cell, "--to", str(tmp_path / "again"))
+    (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/*/DONE"))
+    assert json.loads((folder / "run.json").read_text())["sweep_folder"] is not None
+    done = again(folder, "--to", str(tmp_path / "again"))
     assert done.returncode == 0 and "equal: steps 0 to 3 compared" in done.stdout, done.stderr
-    same_ending(cell, tmp_path / "again" / cell.parent.name / cell.name)
+    same_ending(folder, tmp_path / "again" / folder.parent.name / folder.name)
 
 
 @pytest.mark.extended

@@ -23,7 +23,7 @@ from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import provenance
 from grpo_lab.tracking.checksums import CHECKSUM, check_manifest, read_checksummed, with_checksum
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +288,8 @@ def test_a_run_that_an_earlier_version_finished_is_taken_with_a_word(copy_of) ->
 def sweep_of_one(folder: Path) -> Path:
     """The runs_dir of a folder, in which a sweep `one` has it as its only run."""
     runs = folder.parent.parent
-    cells = [CellRecord("plain", "", 0, folder.relative_to(runs).as_posix())]
-    record_sweep(runs, "one", cells, None, None, "", [], None, None)
+    entries = [RunEntry("plain", "", 0, folder.relative_to(runs).as_posix())]
+    record_sweep(runs, "one", entries, None, None, "", [], None, None)
     return runs
 
 

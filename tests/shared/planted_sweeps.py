@@ -21,10 +21,10 @@ import numpy as np
 import pandas as pd
 
 from grpo_lab.analysis.sources.answers import COLUMNS
-from grpo_lab.analysis.sources.sweep_data import CellData, SweepData, assemble
+from grpo_lab.analysis.sources.sweep_data import RunData, SweepData, assemble
 from grpo_lab.config.design import Design, read_design
 from grpo_lab.tracking.files import atomic_write, write_json
-from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, SweepRecord, read_sweep, record_sweep
 
 SUITES = {"probe": 0.01, "heldout_training": 0.0, "heldout": 0.06}  # offset of each to the training accuracy
 DOWNSTREAM = "downstream"
@@ -129,11 +129,11 @@ class Planted:
 
 def synthetic_sweep(planted: Planted, seed: int = 0) -> SweepData:
     """The sweep in memory; `seed` draws other noise for the same truths."""
-    cells = [_cell(planted, arm, run_seed, seed) for run_seed in planted.seeds for arm in planted.design.arms]
-    records = [CellRecord(cell.row["arm"], "", cell.row["seed"], cell.row["folder"]) for cell in cells]
+    entries = [_run_data(planted, arm, run_seed, seed) for run_seed in planted.seeds for arm in planted.design.arms]
+    records = [RunEntry(entry.row["arm"], "", entry.row["seed"], entry.row["folder"]) for entry in entries]
     declared = [{"fingerprint": planted.design.fingerprint(), "at": "SYNTHETIC", "cells_started_before": 0}]
     record = SweepRecord(planted.name, "synthetic", planted.node(), declared, COMMAND, None, None, records)
-    return assemble(record, cells, "SYNTHETIC numbers")
+    return assemble(record, entries, "SYNTHETIC numbers")
 
 
 def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
@@ -162,10 +162,10 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
 
 def describe_runs(runs: Path, name: str) -> None:
     """Complete run.json of a synthetic sweep's runs, as the loop writes it and a mirror needs it."""
-    for cell in read_sweep(runs / "sweeps" / name).cells:
-        path = runs / cell.folder / "run.json"
+    for entry in read_sweep(runs / "sweeps" / name).cells:
+        path = runs / entry.folder / "run.json"
         added = {
-            "name": f"s{cell.seed} {cell.arm}",
+            "name": f"s{entry.seed} {entry.arm}",
             "recipe": "plain",
             "choices": {"truncation": "score"},
             "config": {"task.name": "arithmetic", "optimizer.lr": 1e-3},
@@ -173,7 +173,7 @@ def describe_runs(runs: Path, name: str) -> None:
             "commit": "0" * 40,
             "dirty": False,
             "sweep_folder": os.path.relpath(runs / "sweeps" / name, path.parent),
-            "tags": {"sweep": name, "arm": cell.arm},
+            "tags": {"sweep": name, "arm": entry.arm},
         }
         write_json(path, json.loads(path.read_text()) | added)
 
@@ -199,7 +199,7 @@ def _write_answers(folder: Path, answers: pd.DataFrame) -> None:
         rows.drop(columns=["n", "correct"]).to_parquet(folder / "eval" / f"step={step:06d}.parquet", index=False)
 
 
-def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
+def _run_data(planted: Planted, arm: str, run_seed: int, seed: int) -> RunData:
     stops = planted.collapse.get((arm, run_seed), 1.0)
     steps = np.arange(0, max(1, round(stops * planted.steps)) + 1)
     share = steps / planted.steps
@@ -233,7 +233,7 @@ def _cell(planted: Planted, arm: str, run_seed: int, seed: int) -> CellData:
     row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "base": planted.base_of(run_seed)}
     if stops < 1:
         row |= {"status": "failed", "collapsed": True, "problem": "FloatingPointError: SYNTHETIC collapse"}
-    return CellData(row, points, pd.concat(tables, ignore_index=True)[COLUMNS])
+    return RunData(row, points, pd.concat(tables, ignore_index=True)[COLUMNS])
 
 
 def _metrics(

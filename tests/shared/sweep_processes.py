@@ -60,17 +60,17 @@ def started(runs: Path, *words: str, in_background: bool = False) -> Iterator[tu
         stderr=subprocess.PIPE,
         text=True,
     )
-    cells: set[int] = set()
+    children: set[int] = set()
     try:
-        yield process, cells
+        yield process, children
     finally:
-        for pid in (process.pid, *cells, *cells_of(process.pid)):
+        for pid in (process.pid, *children, *runs_of(process.pid)):
             if alive(pid) and f"runs_dir={runs}" in command_of(pid):
                 os.kill(pid, signal.SIGKILL)
         process.communicate()
 
 
-def cells_of(parent: int) -> dict[int, str]:
+def runs_of(parent: int) -> dict[int, str]:
     """The processes that a sweep runs now: their commands by id.
 
     Just after the fork a child still is a copy of its parent, command and environment: of the sweep no run yet, of a

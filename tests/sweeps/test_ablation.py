@@ -26,8 +26,8 @@ from grpo_lab.config.design import Kind, read_design
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.config.rules import IncompatibleRun
 from grpo_lab.sweeps.ablation import exploratory
-from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, refuse_no_op_arms, sweep_name
-from grpo_lab.sweeps.status import cells_of_sweep
+from grpo_lab.sweeps.planned_runs import PlannedRun, compose_runs, plan_runs, refuse_no_op_arms, sweep_name
+from grpo_lab.sweeps.status import runs_of_sweep
 from grpo_lab.tracking.sweep_record import read_sweep
 
 ADD = "add=[surrogate=ppo_higher,aggregation=token_mean]"
@@ -59,15 +59,15 @@ def declared(word: str, *typed: str) -> tuple[dict, list[str]]:
 
 
 @pytest.fixture
-def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
-    """cells_of(word, ...) -> the checked runs of an ablation, with runs in tmp_path."""
+def runs_of(compose: Callable, tmp_path: Path) -> Callable[..., list[PlannedRun]]:
+    """runs_of(word, ...) -> the checked runs of an ablation, with runs in tmp_path."""
 
-    def make(word: str, *typed: str) -> list[Cell]:
+    def make(word: str, *typed: str) -> list[PlannedRun]:
         entries, left = declared(word, *WORLD, *typed, f"runs_dir={tmp_path}")
         design = read_design(entries)
-        cells = compose_cells(plan_cells(design, left), sweep_name(design, left), compose)
-        refuse_no_op_arms(design, cells)
-        return cells
+        runs = compose_runs(plan_runs(design, left), sweep_name(design, left), compose)
+        refuse_no_op_arms(design, runs)
+        return runs
 
     return make
 
@@ -138,11 +138,11 @@ def test_every_addition_is_an_arm_beside_the_control() -> None:
         {"surrogate=ppo_higher"},
         {"aggregation=token_mean"},
     ]
-    plans = plan_cells(design, left)
+    plans = plan_runs(design, left)
     assert [(plan.arm, plan.seed) for plan in plans] == [(arm, seed) for seed in (0, 1) for arm in design.arms]
     # An addition wins over what is typed beside it, unlike a declared arm.
     own, _ = declared("add=[surrogate=ppo_higher]", "surrogate=cispo")
-    assert [plan.overrides[0] for plan in plan_cells(read_design(own), [])] == [
+    assert [plan.overrides[0] for plan in plan_runs(read_design(own), [])] == [
         "surrogate=cispo",
         "surrogate=ppo_higher",
     ]
@@ -173,10 +173,10 @@ def test_a_list_beside_the_additions_makes_levels_and_base_models_are_nested() -
     assert design.factor == "recipe,updates" and design.control == "control" and left == []
     assert list(design.levels) == ["plain,one", "plain,two", "dr_grpo,one", "dr_grpo,two"]
     assert design.levels["dr_grpo,one"] == ("recipe=dr_grpo", "updates=one") and design.base == ("kl=k3_loss",)
-    assert len(plan_cells(design, left)) == 3 * 4
+    assert len(plan_runs(design, left)) == 3 * 4
     nested = read_design(declared(ADD, "model.base=0,3")[0])
     assert (nested.bases, nested.seeds) == ((0, 3), (0, 1))
-    plans = plan_cells(read_design(declared(ADD, "model.base=0,3", "seed=4,5,6,7")[0]), [])
+    plans = plan_runs(read_design(declared(ADD, "model.base=0,3", "seed=4,5,6,7")[0]), [])
     bases = {plan.seed: next(word for word in plan.overrides if word.startswith("model.base=")) for plan in plans}
     assert bases == {4: "model.base=0", 5: "model.base=3", 6: "model.base=0", 7: "model.base=3"}
 
@@ -240,21 +240,21 @@ def test_what_no_arm_can_add_is_refused(word: str, typed: list[str], said: str) 
 
 
 @pytest.mark.extended
-def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> None:
-    cells = cells_of("add=[surrogate=ppo_higher,[kl=k3_loss,kl.kl_coef=0.02],all]", "seed=0,1", "recipe=lite_ppo")
-    assert [cell.plan.title for cell in cells[:4]] == [
+def test_its_runs_are_those_of_the_same_words_by_hand(runs_of: Callable) -> None:
+    runs = runs_of("add=[surrogate=ppo_higher,[kl=k3_loss,kl.kl_coef=0.02],all]", "seed=0,1", "recipe=lite_ppo")
+    assert [planned.plan.title for planned in runs[:4]] == [
         "lite_ppo seed=0",
         "surrogate=ppo_higher seed=0",
         "kl=k3_loss+kl.kl_coef=0.02 seed=0",
         "all seed=0",
     ]
-    assert [str(Path(cell.record().folder).parent) for cell in cells[4:]] == [
+    assert [str(Path(planned.record().folder).parent) for planned in runs[4:]] == [
         "lite_ppo,evaluation=brief,world=tiny",
         "lite_ppo,surrogate=ppo_higher,evaluation=brief,world=tiny",
         "lite_ppo,kl.kl_coef=0.02,kl=k3_loss,evaluation=brief,world=tiny",
         "lite_ppo,kl.kl_coef=0.02,kl=k3_loss,surrogate=ppo_higher,evaluation=brief,world=tiny",
     ]
-    assert type(cells[1].run.surrogate) is not type(cells[0].run.kl) and cells[3].run.kl.kl_coef == 0.02
+    assert type(runs[1].run.surrogate) is not type(runs[0].run.kl) and runs[3].run.kl.kl_coef == 0.02
 
 
 @pytest.mark.few(3)
@@ -273,9 +273,9 @@ def test_its_runs_are_those_of_the_same_words_by_hand(cells_of: Callable) -> Non
         ("add=[group_size=1]", "group_size=1 seed=0: this combination cannot run"),
     ],
 )
-def test_an_addition_that_does_nothing_or_cannot_run_is_refused(cells_of: Callable, word: str, said: str) -> None:
+def test_an_addition_that_does_nothing_or_cannot_run_is_refused(runs_of: Callable, word: str, said: str) -> None:
     with pytest.raises((ValueError, IncompatibleRun)) as refusal:
-        cells_of(word)
+        runs_of(word)
     assert said.split(": type")[0] in str(refusal.value)
 
 
@@ -335,11 +335,11 @@ def test_one_line_runs_every_arm_and_records_what_was_typed(ran: Ran) -> None:
     assert ran.name == "add,aggregation=token_mean,surrogate=ppo_higher,recipe=plain,budget.amount=3,world=tiny"
     record = read_sweep(ran.runs / "sweeps" / ran.name)
     arms = ("plain", "surrogate=ppo_higher", "aggregation=token_mean")
-    assert [(cell.arm, cell.seed) for cell in record.cells] == [(arm, seed) for seed in (0, 1) for arm in arms]
+    assert [(entry.arm, entry.seed) for entry in record.cells] == [(arm, seed) for seed in (0, 1) for arm in arms]
     assert record.command[3:] == [*shlex.split(ran.line)[3:], "-m"] and record.declared[0]["fingerprint"] == ""
     design = read_design(record.design)
     assert design.exploratory and list(design.arms) == list(arms) and design.predictions == ()
-    assert [cell.title for cell in cells_of_sweep(ran.runs, ran.name)][1] == "surrogate=ppo_higher seed=0"
+    assert [planned.title for planned in runs_of_sweep(ran.runs, ran.name)][1] == "surrogate=ppo_higher seed=0"
     assert re.search(r"6 of 6 done after", ran.said) and f"grpo-lab figures {ran.name} --runs {ran.runs}" in ran.said
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import alive, command_of, descendants_of, wait_until
 from short_runs import metrics_of, same_ending
-from sweep_processes import cells_of, command, finished, folder_of, lines_in, started, sweep
+from sweep_processes import command, finished, folder_of, lines_in, runs_of, started, sweep
 
 from grpo_lab.tracking.mlflow_exporter import sync_all
 
@@ -39,11 +39,11 @@ def logged_in(runs: Path) -> int:
 def at_a_random_moment(chance: random.Random, runs: Path, process: subprocess.Popen) -> None:
     """Return once two runs are there and up to ten more steps are logged, anywhere within a step."""
     enough = logged_in(runs) + chance.randint(0, 10)
-    wait_until(lambda: logged_in(runs) >= enough and len(cells_of(process.pid)) == 2, process)
+    wait_until(lambda: logged_in(runs) >= enough and len(runs_of(process.pid)) == 2, process)
     time.sleep(chance.uniform(0, 0.3))
 
 
-def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bits_of_an_undisturbed_sweep(
+def test_runs_launchers_and_their_server_killed_at_random_times_end_with_the_bits_of_an_undisturbed_sweep(
     tmp_path: Path, tiny_base: Path
 ) -> None:
     """The sweep starts other runs in the place of those that die, and is started again once it is killed itself.
@@ -56,14 +56,14 @@ def test_cells_launchers_and_their_server_killed_at_random_times_end_with_the_bi
     words += ("hydra.launcher.workers=2",)
     killed = []
     for victims in (("a run", "the server", "the sweep"), ("a run", "the sweep")):
-        with started(there, *words) as (process, cells):
+        with started(there, *words) as (process, children):
             everything: set[int] = set()
             for victim in victims:
                 at_a_random_moment(chance, there, process)
-                cells |= set(cells_of(process.pid))
+                children |= set(runs_of(process.pid))
                 everything |= descendants_of(process.pid) | {process.pid}
                 server = [pid for pid in descendants_of(process.pid) if "grpo_lab.sweeps.preload" in command_of(pid)]
-                chosen = {"a run": sorted(cells_of(process.pid)), "the sweep": [process.pid], "the server": server}
+                chosen = {"a run": sorted(runs_of(process.pid)), "the sweep": [process.pid], "the server": server}
                 os.kill(chance.choice(chosen[victim]), signal.SIGKILL)
                 killed.append(victim)
             wait_until(lambda everything=everything: not any(map(alive, everything)))
@@ -89,7 +89,7 @@ def another_machine() -> None:
 
 
 @pytest.mark.needs("unshare", "hostname")
-def test_sweeps_on_two_machines_that_share_a_folder_share_its_cells(
+def test_sweeps_on_two_machines_that_share_a_folder_share_its_runs(
     another_machine: None, tmp_path: Path, tiny_base: Path
 ) -> None:
     words = ("seed=0,1,2,3,4,5,6,7", "budget.amount=30", "hydra.launcher.workers=1")  # enough for one that starts late
@@ -129,12 +129,12 @@ def test_a_clock_that_goes_backwards_changes_nothing(
     here, there = tmp_path / "here", tmp_path / "there"
     words = ("truncation=score", "budget.amount=30", "checkpoint_every=2")
     plugin = "plugins=[backwards]"
-    with started(there, *words, plugin) as (process, cells):
+    with started(there, *words, plugin) as (process, children):
         wait_until(lambda: len(list(there.glob("*/seed=0/checkpoints/step=*"))) > 0, process)
-        cells |= set(cells_of(process.pid))
+        children |= set(runs_of(process.pid))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        wait_until(lambda: not any(map(alive, cells)))
+        wait_until(lambda: not any(map(alive, children)))
     assert sweep(there, *words, plugin).returncode == 0
     assert sweep(here, *words).returncode == 0
     one, other = (next(runs.glob("*/seed=0")) for runs in (here, there))

@@ -16,10 +16,10 @@ from helpers import composed
 from slurm_node import SETTINGS
 
 from grpo_lab.config.run_config import to_run
-from grpo_lab.sweeps.cells import Cell, Plan
 from grpo_lab.sweeps.estimate import NOT_MEASURED, estimate_lines, estimates, measured, wall_seconds
-from grpo_lab.sweeps.launching import LocalCells
-from grpo_lab.sweeps.slurm import SlurmCells
+from grpo_lab.sweeps.launching import LocalRunLauncher
+from grpo_lab.sweeps.planned_runs import Plan, PlannedRun
+from grpo_lab.sweeps.slurm import SlurmRunLauncher
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 
@@ -28,13 +28,13 @@ CHOICES = {"model": "tiny_base", "engine": "native"}
 IDENTITY = {"device": "cpu"}
 
 
-def cell(runs: Path, arm: str, seed: int, level: str = "", amount: float = 10.0, axis: str = "steps") -> Cell:
+def planned(runs: Path, arm: str, seed: int, level: str = "", amount: float = 10.0, axis: str = "steps") -> PlannedRun:
     budget = replace(BASE.budget, axis=type(BASE.budget.axis)(axis), amount=amount)
     run = replace(BASE, budget=budget, seed=seed, runs_dir=str(runs))
-    return Cell(Plan(arm, level, seed, ()), run, runs / f"{arm}{level}" / f"seed={seed}", CHOICES)
+    return PlannedRun(Plan(arm, level, seed, ()), run, runs / f"{arm}{level}" / f"seed={seed}", CHOICES)
 
 
-def run_of(one: Cell, seconds: float, steps: int = 10, done: bool = True, **config: object) -> Cell:
+def run_of(one: PlannedRun, seconds: float, steps: int = 10, done: bool = True, **config: object) -> PlannedRun:
     """Its run, of steps that take so long and sample 100 tokens each; the last step may be the end."""
     one.folder.mkdir(parents=True)
     budget = {"budget.axis": one.run.budget.axis.value, "budget.amount": one.run.budget.amount}
@@ -53,38 +53,38 @@ def run_of(one: Cell, seconds: float, steps: int = 10, done: bool = True, **conf
     return one
 
 
-def expected(cells: list[Cell], runs: Path, *pilots: Cell) -> dict[str, tuple[float, str]]:
-    found = estimates(cells, pilots, "probe", runs)
-    return {one.cell.plan.title: (one.seconds, one.source) for one in found}
+def expected(planned_runs: list[PlannedRun], runs: Path, *pilots: PlannedRun) -> dict[str, tuple[float, str]]:
+    found = estimates(planned_runs, pilots, "probe", runs)
+    return {one.planned.plan.title: (one.seconds, one.source) for one in found}
 
 
 def test_the_best_source_is_taken_and_named(tmp_path: Path) -> None:
-    cells = [cell(tmp_path, arm, seed) for seed in (0, 1) for arm in ("plain", "mask")]
-    said = estimate_lines(estimates(cells, (), "probe", tmp_path), 2)
+    runs = [planned(tmp_path, arm, seed) for seed in (0, 1) for arm in ("plain", "mask")]
+    said = estimate_lines(estimates(runs, (), "probe", tmp_path), 2)
     assert said == [f"left to run: 4 runs; {NOT_MEASURED}"]
 
-    run_of(cell(tmp_path, "old", 5, amount=20.0), 1.0, steps=20)
-    found = expected(cells, tmp_path)
+    run_of(planned(tmp_path, "old", 5, amount=20.0), 1.0, steps=20)
+    found = expected(runs, tmp_path)
     assert found["plain seed=0"][0] == pytest.approx(10.0), "twenty steps took twenty seconds, and ten are left"
     assert "of the same model, engine and device" in found["plain seed=0"][1]
 
-    pilot = run_of(cell(tmp_path / "pilots", "mask", 9, amount=5.0), 3.0, steps=5)
-    found = expected(cells, tmp_path, pilot)
+    pilot = run_of(planned(tmp_path / "pilots", "mask", 9, amount=5.0), 3.0, steps=5)
+    found = expected(runs, tmp_path, pilot)
     assert found["mask seed=0"] == (pytest.approx(30.0), "pilots of the same arm")
     assert found["plain seed=0"] == (pytest.approx(30.0), "pilots")
 
-    run_of(cells[0], 2.0)
-    found = expected(cells, tmp_path, pilot)
+    run_of(runs[0], 2.0)
+    found = expected(runs, tmp_path, pilot)
     assert found["plain seed=1"] == (pytest.approx(20.0), "finished runs of the same arm")
     assert found["mask seed=1"] == (pytest.approx(20.0), "finished runs of other arms")
     assert "plain seed=0" not in found
 
 
 def test_another_budget_scales_and_one_of_tokens_says_its_tokens_itself(tmp_path: Path) -> None:
-    done = run_of(cell(tmp_path, "plain", 0), 2.0)
-    more = cell(tmp_path, "plain", 1, amount=30.0)
-    tokens = cell(tmp_path, "plain", 2, level="tokens", amount=500.0, axis="sampled_tokens")
-    found = {one.cell.plan.seed: one for one in estimates([done, more, tokens], (), "probe", tmp_path)}
+    done = run_of(planned(tmp_path, "plain", 0), 2.0)
+    more = planned(tmp_path, "plain", 1, amount=30.0)
+    tokens = planned(tmp_path, "plain", 2, level="tokens", amount=500.0, axis="sampled_tokens")
+    found = {one.planned.plan.seed: one for one in estimates([done, more, tokens], (), "probe", tmp_path)}
     assert (found[1].seconds, found[1].tokens, found[1].flops) == pytest.approx((60.0, 3000.0, 3e7))
     assert (found[2].seconds, found[2].tokens) == pytest.approx((10.0, 500.0)), "half of the thousand tokens"
     assert found[2].source == "finished runs of other arms and levels"
@@ -94,10 +94,10 @@ def test_another_budget_scales_and_one_of_tokens_says_its_tokens_itself(tmp_path
 
 
 def test_runs_of_another_model_device_or_batch_do_not_count(tmp_path: Path) -> None:
-    wanted = [cell(tmp_path, "plain", 0)]
-    other = run_of(cell(tmp_path, "old", 1), 1.0, group_size=99)
+    wanted = [planned(tmp_path, "plain", 0)]
+    other = run_of(planned(tmp_path, "old", 1), 1.0, group_size=99)
     assert expected(wanted, tmp_path)["plain seed=0"][1] == ""
-    by_tokens = [cell(tmp_path, "plain", 0, amount=100.0, axis="sampled_tokens")]
+    by_tokens = [planned(tmp_path, "plain", 0, amount=100.0, axis="sampled_tokens")]
     assert expected(by_tokens, tmp_path)["plain seed=0"][0] == pytest.approx(1.0), "a token costs what it costs"
     for field, value in (("choices", {**CHOICES, "model": "sums_base"}), ("identity", {"device": "cuda"})):
         described = json.loads((other.folder / "run.json").read_text())
@@ -106,17 +106,17 @@ def test_runs_of_another_model_device_or_batch_do_not_count(tmp_path: Path) -> N
         write_json(other.folder / "run.json", described)
 
 
-def test_what_a_cell_has_done_is_not_counted_again(tmp_path: Path) -> None:
-    run_of(cell(tmp_path, "plain", 0), 2.0)
-    cells = [cell(tmp_path, "plain", 0), run_of(cell(tmp_path, "plain", 1), 2.0, steps=4, done=False)]
-    assert expected(cells, tmp_path)["plain seed=1"][0] == pytest.approx(20.0), "without a checkpoint it begins again"
+def test_what_a_run_has_done_is_not_counted_again(tmp_path: Path) -> None:
+    run_of(planned(tmp_path, "plain", 0), 2.0)
+    runs = [planned(tmp_path, "plain", 0), run_of(planned(tmp_path, "plain", 1), 2.0, steps=4, done=False)]
+    assert expected(runs, tmp_path)["plain seed=1"][0] == pytest.approx(20.0), "without a checkpoint it begins again"
     for step, left in ((2, 16.0), (4, 12.0)):
-        (cells[1].folder / "checkpoints" / f"step={step:06d}").mkdir(parents=True)
-        assert expected(cells, tmp_path)["plain seed=1"][0] == pytest.approx(left), "from there it goes on"
+        (runs[1].folder / "checkpoints" / f"step={step:06d}").mkdir(parents=True)
+        assert expected(runs, tmp_path)["plain seed=1"][0] == pytest.approx(left), "from there it goes on"
 
 
 def test_a_damaged_log_is_no_measurement(tmp_path: Path) -> None:
-    one = run_of(cell(tmp_path, "plain", 0), 2.0)
+    one = run_of(planned(tmp_path, "plain", 0), 2.0)
     found = measured(one.folder)
     assert found is not None and found.seconds == pytest.approx(20.0) and found.spent["sampled_tokens"] == 1000
     (one.folder / "metrics.jsonl").write_text("{}\n")
@@ -124,32 +124,35 @@ def test_a_damaged_log_is_no_measurement(tmp_path: Path) -> None:
     assert measured(tmp_path) is None
 
 
-def test_cells_side_by_side_take_as_long_as_the_last_of_them(tmp_path: Path) -> None:
+def test_runs_side_by_side_take_as_long_as_the_last_of_them(tmp_path: Path) -> None:
     assert wall_seconds([10.0, 10.0, 10.0], 2) == 20.0
     assert wall_seconds([30.0, 10.0, 10.0], 2) == 30.0
     assert wall_seconds([5.0], 8) == 5.0
-    run_of(cell(tmp_path, "plain", 0), 6.0)
-    cells = [cell(tmp_path, "plain", seed) for seed in (1, 2, 3)]
-    (left, spent, source) = estimate_lines(estimates(cells, (), "probe", tmp_path), 2)
+    run_of(planned(tmp_path, "plain", 0), 6.0)
+    runs = [planned(tmp_path, "plain", seed) for seed in (1, 2, 3)]
+    (left, spent, source) = estimate_lines(estimates(runs, (), "probe", tmp_path), 2)
     assert left.startswith("left to run: 3 runs take about 2m00s with 2 at once (3m00s one after another)")
     assert spent == "  they spend about 3e+03 sampled tokens and 3e+07 floating point operations"
     assert source == "  3 estimated from finished runs in " + str(tmp_path) + " of the same model, engine and device"
 
 
 def test_launchers_say_how_many_run_at_once(tmp_path: Path) -> None:
-    cells = [cell(tmp_path, "plain", seed) for seed in range(5)]
-    assert LocalCells(3, 30.0, None).workers_for(cells) == 3 and LocalCells(None, 30.0, None).workers_for(cells) >= 1
-    found = [SlurmCells(at_once, 60.0, None, **SETTINGS).workers_for(cells) for at_once in (None, 2)]
+    runs = [planned(tmp_path, "plain", seed) for seed in range(5)]
+    assert (
+        LocalRunLauncher(3, 30.0, None).workers_for(runs) == 3
+        and LocalRunLauncher(None, 30.0, None).workers_for(runs) >= 1
+    )
+    found = [SlurmRunLauncher(at_once, 60.0, None, **SETTINGS).workers_for(runs) for at_once in (None, 2)]
     assert found == [5, 2], "all of them, or as many as are asked for"
 
 
-def test_two_hundred_cells_are_estimated_within_a_second(tmp_path: Path) -> None:
+def test_two_hundred_runs_are_estimated_within_a_second(tmp_path: Path) -> None:
     arms, seeds = [f"arm{number}" for number in range(20)], range(10)
-    cells = [cell(tmp_path, arm, seed) for seed in seeds for arm in arms]
-    for one in cells[:60]:
+    runs = [planned(tmp_path, arm, seed) for seed in seeds for arm in arms]
+    for one in runs[:60]:
         run_of(one, 0.5)
     began = time.process_time()
-    found = estimates(cells, (), "probe", tmp_path)
+    found = estimates(runs, (), "probe", tmp_path)
     assert time.process_time() - began < 1.0
     assert len(found) == 140 and all(one.source for one in found)
 
@@ -163,7 +166,7 @@ def test_two_hundred_cells_are_estimated_within_a_second(tmp_path: Path) -> None
     ],
     ids=["a design", "lists"],
 )
-def test_two_hundred_cells_are_composed_and_checked_within_20_seconds_of_cpu(
+def test_two_hundred_runs_are_composed_and_checked_within_20_seconds_of_cpu(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The whole command, imports included; CPU time, since other processes may share the cores."""

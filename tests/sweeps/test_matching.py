@@ -12,7 +12,7 @@ from sweep_processes import WORLD, finished, multirun
 
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.matched_norms import MatchedNorm, matched_in_words, matched_norms, norms_table
+from grpo_lab.analysis.sources.matched_norms import MatchedNorm, matched_lines, matched_norms, norms_table
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, Kind, Match, read_design
@@ -85,8 +85,8 @@ def one(**changes: Any) -> MatchedNorm:
 def test_the_table_has_the_norms_and_an_arm_that_is_off_is_named() -> None:
     table = norms_table([one(), one(level="high", after=0.06)])
     assert table[1].split() == ["x_matched_norm", "2.500", "0.00025", "0.05", "0.02", "0.0502"]
-    assert matched_in_words([]) == [] and len(matched_in_words([one()])) == 1
-    said = matched_in_words([one(level="high", after=0.06)])[1]
+    assert matched_lines([]) == [] and len(matched_lines([one()])) == 1
+    said = matched_lines([one(level="high", after=0.06)])[1]
     assert "Not matched within 2%" in said and "x_matched_norm high is 20% above the control's" in said
 
 
@@ -119,7 +119,7 @@ def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch,
     assert found.before == pytest.approx(found.control / 5, rel=0.2) and found.factor == pytest.approx(5, rel=0.2)
     assert abs(found.off) <= 0.05 and found.learning_rate == pytest.approx(0.02 * found.factor, rel=1e-3)
     assert "Matched update norms, in the pilot" in said and f"{found.factor:.3f}" in said
-    folders = {cell.arm: runs / cell.folder for cell in record.cells}
+    folders = {entry.arm: runs / entry.folder for entry in record.cells}
     assert len(folders) == 3 and f"learning_rate={found.learning_rate!r}" in str(folders["smaller_matched_norm"])
     rates = {arm: metrics_of(folder)[-1]["metrics"]["train/learning_rate"] for arm, folder in folders.items()}
     assert rates["smaller_matched_norm"] / rates["smaller"] == pytest.approx(found.factor, rel=1e-3)

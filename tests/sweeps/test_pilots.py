@@ -20,10 +20,10 @@ from grpo_lab.analysis.final_values import final_values
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, named_design, read_design, require_known_metrics
-from grpo_lab.sweeps.cells import Cell, compose_cells, plan_cells, sweep_name
-from grpo_lab.sweeps.pilot import pilot_cells, pilot_seed
+from grpo_lab.sweeps.pilot import pilot_runs, pilot_seed
+from grpo_lab.sweeps.planned_runs import PlannedRun, compose_runs, plan_runs, sweep_name
 from grpo_lab.tracking.files import write_json
-from grpo_lab.tracking.sweep_record import CellRecord, read_sweep, record_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import RunEntry, read_sweep, record_sweep, sweep_folder
 
 WORLD = ["world=tiny", "tracking=none"]
 NODE = {
@@ -61,14 +61,14 @@ def test_seeds_are_nested_in_bases_and_cycle_through_them() -> None:
     assert declare(bases=None, seeds=[0, 1]).base_of(0) is None
 
 
-def test_every_cell_of_a_seed_starts_from_its_base_and_bases_alternate() -> None:
-    plans = plan_cells(declare(), [])
+def test_every_run_of_a_seed_starts_from_its_base_and_bases_alternate() -> None:
+    plans = plan_runs(declare(), [])
     assert [(plan.seed, plan.arm) for plan in plans[:4]] == [(0, "plain"), (0, "higher"), (0, "mask"), (1, "plain")]
     assert all(f"model.base={plan.seed % 2}" in plan.overrides for plan in plans) and len(plans) == 12
     assert not any(
-        "model.base" in word for plan in plan_cells(declare(bases=None, seeds=[0]), []) for word in plan.overrides
+        "model.base" in word for plan in plan_runs(declare(bases=None, seeds=[0]), []) for word in plan.overrides
     )
-    (typed,) = {word for plan in plan_cells(declare(), ["model.base=7"]) for word in plan.overrides if "model" in word}
+    (typed,) = {word for plan in plan_runs(declare(), ["model.base=7"]) for word in plan.overrides if "model" in word}
     assert typed == "model.base=7", "the command line wins"
 
 
@@ -136,22 +136,22 @@ def test_a_pilot_is_short_of_one_base_and_of_a_seed_that_the_design_does_not_use
     assert pilot_seed(design) == 10 and design.base_of(10) == 0
     runs = tmp_path / "my runs"
 
-    def pilots(design: Design, *words: str, share: float = 0.25) -> list[Cell]:
+    def pilots(design: Design, *words: str, share: float = 0.25) -> list[PlannedRun]:
         typed = [*words, f"runs_dir='{runs}'"]
-        cells = compose_cells(plan_cells(design, typed), sweep_name(design, typed), compose)
-        assert pilot_cells(replace(design, requires={}), typed, "acting", cells, compose, share) == []
-        return pilot_cells(design, typed, "acting", cells, compose, share)
+        planned_runs = compose_runs(plan_runs(design, typed), sweep_name(design, typed), compose)
+        assert pilot_runs(replace(design, requires={}), typed, "acting", planned_runs, compose, share) == []
+        return pilot_runs(design, typed, "acting", planned_runs, compose, share)
 
     whole = pilots(design, "seed=4")
-    assert [(cell.plan.arm, cell.plan.seed) for cell in whole] == [("plain", 10), ("higher", 10), ("mask", 10)]
-    for cell in whole:
-        run = cell.run
+    assert [(planned.plan.arm, planned.plan.seed) for planned in whole] == [("plain", 10), ("higher", 10), ("mask", 10)]
+    for planned in whole:
+        run = planned.run
         assert (run.budget.amount, run.evaluation.every, run.model.base) == (1, 50, 0), "every is the tiny world's"
-        assert run.evaluation.samples == 1 and cell.folder.is_relative_to(runs / "pilots"), "evaluated briefly"
+        assert run.evaluation.samples == 1 and planned.folder.is_relative_to(runs / "pilots"), "evaluated briefly"
     part = pilots(replace(design, part="mask"), share=0.5)
-    assert [(cell.plan.arm, cell.run.budget.amount) for cell in part] == [("plain", 2), ("mask", 2)]
+    assert [(planned.plan.arm, planned.run.budget.amount) for planned in part] == [("plain", 2), ("mask", 2)]
     with pytest.raises(ValueError, match=r"pilot_share must be above 0 and at most 1, got 1\.5"):
-        pilot_cells(design, [], "acting", part, compose, 1.5)
+        pilot_runs(design, [], "acting", part, compose, 1.5)
 
 
 # ---- run
@@ -210,17 +210,17 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
         ("higher", False),
         ("mask", True),
     ]
-    assert {(cell.arm, cell.seed) for cell in record.cells} == {("plain", 0), ("mask", 0)}
-    assert {cell.seed for cell in read_sweep(sweep_folder(pilots, "acting")).cells} == {1}
+    assert {(entry.arm, entry.seed) for entry in record.cells} == {("plain", 0), ("mask", 0)}
+    assert {entry.seed for entry in read_sweep(sweep_folder(pilots, "acting")).cells} == {1}
 
     # The verdict's reason: the pilot's numbers for the arm that was not run; the sweep's own for the other.
     data = load_sweep(runs, "acting")
     assert list(failed_checks(data)) == [("", "higher")] and failed_checks(data)["", "higher"].endswith("in the pilot")
     assert [check.arm for check in manipulation_checks(data)] == ["mask"] and set(data.runs["base"]) == {0}
-    cell = runs / record.cells[0].folder
-    described = json.loads((cell / "run.json").read_text())
+    folder = runs / record.cells[0].folder
+    described = json.loads((folder / "run.json").read_text())
     assert described["tags"] == {"sweep": "acting", "arm": "plain", "base": 0}
-    assert (cell / described["sweep_folder"]).resolve() == sweep_folder(runs, "acting").resolve()
+    assert (folder / described["sweep_folder"]).resolve() == sweep_folder(runs, "acting").resolve()
     save_data(data, experiment / "data")
     saved = load_data(experiment / "data", "acting")
     assert failed_checks(saved) == failed_checks(data) and set(saved.runs["base"]) == {0}
@@ -281,7 +281,7 @@ def test_a_dry_run_lists_the_pilots_and_no_pilot_is_made_where_none_is_wanted(
 
 def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequence[float] | None]) -> None:
     """A recorded sweep whose runs logged only what they touched; None logged nothing of it."""
-    cells = []
+    runs = []
     for (arm, seed), values in touched.items():
         folder = root / arm / f"seed={seed}"
         described = {"run_key": f"{arm}{seed}", "commit": None, "dirty": None, "tags": {"base": design.base_of(seed)}}
@@ -301,8 +301,8 @@ def acting_sweep(root: Path, design: Design, touched: dict[tuple[str, int], Sequ
             "".join(json.dumps({"step": row["step"], "wall": 0, "timing": {}}) + "\n" for row in rows)
         )
         write_json(folder / "DONE", {"no_ops": [], "steps": len(rows) - 1})
-        cells.append((arm, seed))
-    records = [CellRecord(arm, "", seed, f"{arm}/seed={seed}") for arm, seed in cells]
+        runs.append((arm, seed))
+    records = [RunEntry(arm, "", seed, f"{arm}/seed={seed}") for arm, seed in runs]
     node = {
         **NODE,
         "bases": list(design.bases),

@@ -23,7 +23,7 @@ def run_at(runs: Path, *launcher: str) -> Path:
 @pytest.mark.extended
 @pytest.mark.timeout(3000)
 @pytest.mark.needs(*slurm_node.PROGRAMS, "root")
-def test_twelve_cells_by_local_slurm_and_ray_are_the_same_runs(
+def test_twelve_runs_by_local_slurm_and_ray_are_the_same_runs(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = run_at(tmp_path / "local")

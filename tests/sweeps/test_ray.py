@@ -18,7 +18,7 @@ from short_runs import same_ending
 from sweep_processes import attempts, finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.sweeps.jobs import Job
-from grpo_lab.sweeps.ray import RayCells, RaySettings
+from grpo_lab.sweeps.ray import RayRunLauncher, RaySettings
 from grpo_lab.tracking.run_reader import holder
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_a_sweep_on_ray_is_the_sweep_on_this_machine(cluster: Cluster, tmp_path:
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_cells_of_a_killed_node_start_again_elsewhere_from_their_checkpoints(
+def test_runs_of_a_killed_node_start_again_elsewhere_from_their_checkpoints(
     cluster: Cluster, tmp_path: Path, tiny_base: Path
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -83,18 +83,18 @@ def test_cells_of_a_killed_node_start_again_elsewhere_from_their_checkpoints(
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path, tiny_base: Path) -> None:
+def test_ctrl_c_ends_running_and_waiting_runs(cluster: Cluster, tmp_path: Path, tiny_base: Path) -> None:
     words = ("truncation=score,mask_after,mask_before", "budget.amount=200", *on(cluster))
     with started(tmp_path, *words) as (process, _):
         wait_until(lambda: len(logs(tmp_path)) == 2 and min(logs(tmp_path)) > 1, process)
-        cells = [int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")]
+        children = [int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")]
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 130 and "stopping 3 runs" in said and "Traceback" not in said
-    assert finished(tmp_path) == 0 and not any(map(alive, cells))
+    assert finished(tmp_path) == 0 and not any(map(alive, children))
     notes = [path.read_text() for path in tmp_path.glob("*/seed=0/error.txt")]
     assert len(notes) == 2 and all("KeyboardInterrupt" in note for note in notes), "interrupted, not killed"
-    place = RayCells(cluster.address, None, 30.0, None, **SETTINGS).backend("x", [], [])
+    place = RayRunLauncher(cluster.address, None, 30.0, None, **SETTINGS).backend("x", [], [])
     try:
         import ray
 
@@ -106,17 +106,17 @@ def test_ctrl_c_ends_running_and_waiting_cells(cluster: Cluster, tmp_path: Path,
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_the_cells_of_a_sweep_that_is_killed_end_with_it_and_the_same_command_continues_them(
+def test_the_runs_of_a_sweep_that_is_killed_end_with_it_and_the_same_command_continues_them(
     cluster: Cluster, tmp_path: Path, tiny_base: Path
 ) -> None:
     words = ("truncation=score,mask_after", "budget.amount=100", "checkpoint_every=2", *on(cluster))
-    with started(tmp_path, *words) as (process, cells):
+    with started(tmp_path, *words) as (process, children):
         wait_until(lambda: len({path.parent for path in tmp_path.glob("*/seed=0/checkpoints/step=*")}) == 2, process)
-        cells |= {int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")}
+        children |= {int(holder(path.parent)) for path in tmp_path.glob("*/seed=0/metrics.jsonl")}
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        wait_until(lambda: not any(map(alive, cells)))
-    assert len(cells) == 2 and finished(tmp_path) == 0
+        wait_until(lambda: not any(map(alive, children)))
+    assert len(children) == 2 and finished(tmp_path) == 0
     again = sweep(tmp_path, *words)
     assert again.returncode == 0 and finished(tmp_path) == 2, again.stderr
     assert all("resuming after step" in path.read_text() for path in tmp_path.glob("*/seed=0/output.log"))
@@ -124,7 +124,7 @@ def test_the_cells_of_a_sweep_that_is_killed_end_with_it_and_the_same_command_co
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_cells_that_fail_or_are_killed_stop_no_other_and_are_told(
+def test_runs_that_fail_or_are_killed_stop_no_other_and_are_told(
     cluster: Cluster, tmp_path: Path, tiny_base: Path
 ) -> None:
     words = ("truncation=score,mask_after", "budget.amount=60", *on(cluster))
@@ -160,7 +160,7 @@ def most_at_once(spans: list[tuple[float, float]]) -> int:
 
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
+def test_runs_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes with room for two runs each, and one GPU, of which Ray only keeps count."""
@@ -184,14 +184,14 @@ def test_cells_share_the_gpus_of_their_nodes_as_the_launcher_is_told(
 
 
 @pytest.mark.extended
-def test_a_cell_that_no_node_can_take_says_what_it_waits_for(cluster: Cluster, tmp_path: Path) -> None:
-    place = RayCells(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2.0}).backend("x", [], [])
+def test_a_run_that_no_node_can_take_says_what_it_waits_for(cluster: Cluster, tmp_path: Path) -> None:
+    place = RayRunLauncher(cluster.address, None, 30.0, None, **{**SETTINGS, "gpus": 2.0}).backend("x", [], [])
     try:
         job = Job("cell", ("no_such_key=1",), tmp_path, "steps", 1.0, 1)
-        cell = place.start(job, 0)
-        assert cell.poll() is None and cell.note == "waits for a node with 1 CPU, 2 GPU: Ray has none now"
-        cell.interrupt()
-        wait_until(lambda: cell.poll() is not None)
+        run = place.start(job, 0)
+        assert run.poll() is None and run.note == "waits for a node with 1 CPU, 2 GPU: Ray has none now"
+        run.interrupt()
+        wait_until(lambda: run.poll() is not None)
     finally:
         place.close()
 
@@ -204,7 +204,7 @@ def test_settings_that_cannot_be_and_clusters_that_do_not_answer_are_refused() -
         with pytest.raises(ValueError, match=said):
             RaySettings(**{**SETTINGS, **wrong})
     with pytest.raises(ValueError, match="at_once must be at least 1"):
-        RayCells("", 0, 30.0, None, **SETTINGS).backend("x", [], [])
+        RayRunLauncher("", 0, 30.0, None, **SETTINGS).backend("x", [], [])
 
 
 def test_a_job_asks_ray_for_what_its_settings_say() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import alive, wait_until
-from sweep_processes import WORLD, cells_of, lines_in, quiet_board, started, sweep_from_here
+from sweep_processes import WORLD, lines_in, quiet_board, runs_of, started, sweep_from_here
 
 from grpo_lab.sweeps.jobs import Job, run_jobs
 from grpo_lab.sweeps.local import LocalBackend
@@ -24,7 +24,7 @@ from grpo_lab.tracking.sweep_record import record_sweep
 NAME = "plain,budget.amount=1,evaluation=brief,world=tiny"
 
 
-def cell(runs: Path) -> Job:
+def job_in(runs: Path) -> Job:
     words = (*WORLD, "budget.amount=1", f"runs_dir={runs}", "seed=0")
     return Job("the run", words, runs / NAME / "seed=0", "steps", 1.0, 1)
 
@@ -44,9 +44,9 @@ def run_beside(job: Job, other: Callable[[ProgressDisplay], None]) -> ProgressDi
     return display
 
 
-def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(tmp_path: Path) -> None:
+def test_a_run_that_another_process_finishes_is_waited_for_and_counts_as_done(tmp_path: Path) -> None:
     """The test itself is the other process: it holds the folder, and writes DONE once the sweep says that it waits."""
-    job = cell(tmp_path)
+    job = job_in(tmp_path)
     log = RunLog(job.folder)
 
     def other(display: ProgressDisplay) -> None:
@@ -62,9 +62,9 @@ def test_a_cell_that_another_process_finishes_is_waited_for_and_counts_as_done(t
 
 
 @pytest.mark.extended
-def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
+def test_a_run_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
     """The request to stop was of the attempt before: a configuration that cannot run is no run that was stopped."""
-    job = replace(cell(tmp_path), words=(*WORLD, f"runs_dir={tmp_path}", "group_size=1"), forks=False)
+    job = replace(job_in(tmp_path), words=(*WORLD, f"runs_dir={tmp_path}", "group_size=1"), forks=False)
     job.folder.mkdir(parents=True)
     (job.folder / STOP).touch()
     with quiet_board(1) as display:
@@ -73,13 +73,13 @@ def test_a_cell_that_is_refused_after_a_stop_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_cell_that_another_process_takes_while_ours_loads_and_then_leaves_is_started_again(
+def test_a_run_that_another_process_takes_while_ours_loads_and_then_leaves_is_started_again(
     tmp_path: Path, tiny_base: Path
 ) -> None:
-    job = cell(tmp_path)
+    job = job_in(tmp_path)
 
     def other(display: ProgressDisplay) -> None:
-        wait_until(lambda: cells_of(os.getpid()))
+        wait_until(lambda: runs_of(os.getpid()))
         log = RunLog(job.folder)  # before it: a process loads for seconds until it takes its folder
         wait_until(lambda: "waiting for" in said_by(display))
         log.close()
@@ -95,22 +95,22 @@ def test_a_sweep_that_waits_hears_ctrl_c_and_takes_over_what_a_killed_one_leaves
     tmp_path: Path, tiny_base: Path
 ) -> None:
     words = ("seed=0", "budget.amount=1500", "checkpoint_every=10", "hydra.launcher.workers=1")
-    with started(tmp_path, *words) as (one, cells):
+    with started(tmp_path, *words) as (one, children):
         wait_until(lambda: [lines_in(path) > 20 for path in tmp_path.glob("*/seed=0/metrics.jsonl")] == [True], one)
-        cells |= set(cells_of(one.pid))
+        children |= set(runs_of(one.pid))
         for ends in ("interrupted", "takes over"):
             with started(tmp_path, *words) as (other, _):
                 line = next(line for line in other.stderr if "waiting for" in line)
-                assert f"waiting for run seed=0: process {next(iter(cells))} runs it in {tmp_path}" in line
+                assert f"waiting for run seed=0: process {next(iter(children))} runs it in {tmp_path}" in line
                 if ends == "takes over":
-                    for pid in (one.pid, *cells):
+                    for pid in (one.pid, *children):
                         os.kill(pid, signal.SIGKILL)
                     assert next(line for line in other.stderr if "run seed=0 was left unfinished: it goes on" in line)
                     (output,) = tmp_path.glob("*/seed=0/output.log")
                     wait_until(lambda output=output: "resuming after step" in output.read_text(), other)
                 other.send_signal(signal.SIGINT)
                 assert "interrupted: re-run the same command to resume" in other.communicate(timeout=60)[1]
-                assert other.returncode == 130 and [*map(alive, cells)] == [ends == "interrupted"]
+                assert other.returncode == 130 and [*map(alive, children)] == [ends == "interrupted"]
 
 
 # ---- folders and commands
@@ -127,5 +127,5 @@ def test_a_folder_of_sweeps_that_cannot_be_written_is_named_with_a_remedy(
     with pytest.raises(SystemExit, match=r"^error: .*/sys/sweeps/[^ ]+ cannot be written; set runs_dir"):
         sweep_from_here(Path("/sys"), "seed=0,1")
     with quiet_board(1) as display:
-        (failed,) = run_jobs([cell(Path("/sys"))], LocalBackend(1, []), 30.0, display)
+        (failed,) = run_jobs([job_in(Path("/sys"))], LocalBackend(1, []), 30.0, display)
     assert f"/sys/{NAME}/seed=0 cannot be written; set runs_dir (or GRPO_LAB_RUNS) to a folder this user can" in failed

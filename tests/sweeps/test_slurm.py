@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -20,10 +21,10 @@ from short_runs import same_ending
 from slurm_node import PROGRAMS, SETTINGS, slurm_node
 from sweep_processes import attempts, finished, folder_of, lines_in, quiet_board, started, sweep
 
-from grpo_lab.sweeps.child import open_cell
+from grpo_lab.sweeps.child import open_run_process
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.launching import CellLauncher
-from grpo_lab.sweeps.slurm import RECORD, CellJob, SlurmBackend, SlurmCells, SlurmSettings
+from grpo_lab.sweeps.launching import RunLauncher
+from grpo_lab.sweeps.slurm import RECORD, RunJob, SlurmBackend, SlurmRunLauncher, SlurmSettings
 from grpo_lab.sweeps.status import sweep_names
 from grpo_lab.sweeps.stop import stop_run
 from grpo_lab.tracking.run_reader import holder
@@ -222,7 +223,7 @@ def test_a_run_whose_jobs_leave_no_checkpoint_is_given_up(
 @real
 @pytest.mark.extended
 @pytest.mark.timeout(600)
-def test_where_slurm_tells_the_first_process_alone_a_cell_hears_of_it_all_the_same(
+def test_where_slurm_tells_the_first_process_alone_a_run_hears_of_it_all_the_same(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, words = tmp_path / "runs", (*THREE, *SLURM)
@@ -462,7 +463,11 @@ def test_a_job_asks_slurm_for_what_its_settings_say() -> None:
     }  # fmt: skip
 
 
-def test_a_job_starts_all_processes_of_its_cell_and_ends_as_it_does(
+def test_a_job_that_an_earlier_version_left_in_the_queue_is_read() -> None:
+    assert pickle.loads(b"cgrpo_lab.sweeps.slurm\nCellJob\n.") is RunJob
+
+
+def test_a_job_starts_all_processes_of_its_run_and_ends_as_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the node, where Slurm calls it; what would train is a script that says how it was called."""
@@ -473,7 +478,7 @@ def test_a_job_starts_all_processes_of_its_cell_and_ends_as_it_does(
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for processes in (1, 2):
-            assert CellJob(("seed=1",), tmp_path, 1, processes, 60)() == 7
+            assert RunJob(("seed=1",), tmp_path, 1, processes, 60)() == 7
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -508,8 +513,8 @@ def test_a_step_that_outlasts_the_warning_is_ended_so_that_the_job_can_be_put_ba
     program.write_text(STUBBORN)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    job = CellJob(("seed=1",), tmp_path, 1, 1, 60, patience=1.0)
-    job.process = open_cell(job.words, tmp_path, 1, {})
+    job = RunJob(("seed=1",), tmp_path, 1, 1, 60, patience=1.0)
+    job.process = open_run_process(job.words, tmp_path, 1, {})
     wait_until(lambda: "begun" in (tmp_path / "output.log").read_text())
     began = time.monotonic()
     again = job.checkpoint().function
@@ -519,11 +524,11 @@ def test_a_step_that_outlasts_the_warning_is_ended_so_that_the_job_can_be_put_ba
 
 def test_a_machine_without_slurm_is_told_where_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    cells: CellLauncher = SlurmCells(None, 60.0, None, **SETTINGS)
+    launcher: RunLauncher = SlurmRunLauncher(None, 60.0, None, **SETTINGS)
     with pytest.raises(ValueError, match=r"needs sbatch, srun, squeue, scancel, which .* lacks: start the sweep on a"):
-        cells.backend("jobs", [], [])
+        launcher.backend("jobs", [], [])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.at_once must be at least 1"):
-        SlurmCells(0, 60.0, None, **SETTINGS).backend("jobs", [], [])
+        SlurmRunLauncher(0, 60.0, None, **SETTINGS).backend("jobs", [], [])
 
 
 def test_what_slurm_takes_later_waits_and_is_tried_again(
@@ -563,7 +568,7 @@ exit 1
     assert capsys.readouterr().err == "", "said once, and not by submitit at every try"
 
 
-def test_where_no_cell_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_run_is_left_to_end_scancel_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a job's number it would cancel every waiting job of this user."""
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')
     (tmp_path / "scancel").chmod(0o755)
@@ -584,7 +589,7 @@ def test_a_job_that_slurm_no_longer_has_is_not_interrupted(tmp_path: Path, monke
         stop_run(tmp_path, 1.0)
 
 
-def test_a_damaged_record_of_a_job_fails_its_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_record_of_a_job_fails_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run, whose job Slurm is not asked for, ends as it does without."""
     monkeypatch.setenv("PATH", "/nowhere")  # no squeue and no sbatch
     place = SlurmBackend(SlurmSettings(**SETTINGS), 2)

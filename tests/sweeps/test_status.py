@@ -19,13 +19,13 @@ from sweep_processes import finished, folder_of, lines_in, started, sweep
 
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.sweeps import status
-from grpo_lab.sweeps.status import cell_status, cells_of_sweep, find_run, status_lines, summary, sweep_names
+from grpo_lab.sweeps.status import find_run, runs_of_sweep, status_lines, status_of_run, summary, sweep_names
 from grpo_lab.sweeps.stop import stop_run
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_sender import ending
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import ACTIVITY, STOP
-from grpo_lab.tracking.sweep_record import CellRecord, read_sweep, record_sweep, sweep_status
+from grpo_lab.tracking.sweep_record import RunEntry, read_sweep, record_sweep, sweep_status
 from grpo_lab.types import Exhausted
 
 
@@ -53,20 +53,20 @@ def logged(folder: Path, steps: int, end: str = "", seconds: float = 10.0, amoun
     return log
 
 
-def test_every_state_of_a_cell_is_told(tmp_path: Path) -> None:
+def test_every_state_of_a_run_is_told(tmp_path: Path) -> None:
     ends = ("done", "failed", "stopped", "interrupted", "exhausted")
     for end in ends:
         logged(tmp_path / end / "seed=0", 6, end).close()
     (tmp_path / "stopped" / "seed=0" / "checkpoints" / "step=000004").mkdir(parents=True)
     logged(tmp_path / "killed" / "seed=0", 3).close()
-    cells = [CellRecord(end, "", 0, f"{end}/seed=0") for end in (*ends, "killed", "running", "new")]
-    record_sweep(tmp_path, "probe", cells, None, None, "", ["x"], None, None)
+    runs = [RunEntry(end, "", 0, f"{end}/seed=0") for end in (*ends, "killed", "running", "new")]
+    record_sweep(tmp_path, "probe", runs, None, None, "", ["x"], None, None)
     running = logged(tmp_path / "running" / "seed=0", 6)
     try:
-        found = {cell.title.partition(" ")[0]: cell for cell in cells_of_sweep(tmp_path, "probe")}
+        found = {run.title.partition(" ")[0]: run for run in runs_of_sweep(tmp_path, "probe")}
     finally:
         running.close()
-    assert {name: cell.state for name, cell in found.items()} == {
+    assert {name: run.state for name, run in found.items()} == {
         "done": "done", "failed": "failed", "stopped": "stopped", "interrupted": "interrupted", "exhausted": "done",
         "killed": "interrupted", "running": "running", "new": "waiting",
     }  # fmt: skip
@@ -95,15 +95,15 @@ def test_a_damaged_log_is_a_reason_and_no_error(tmp_path: Path) -> None:
     logged(tmp_path, 3).close()
     with (tmp_path / "metrics.jsonl").open("a") as stream:
         stream.write("{not json\n")
-    told = cell_status(tmp_path, "a")
+    told = status_of_run(tmp_path, "a")
     assert told.state == "interrupted" and "that is not JSON" in told.reason
 
 
 @pytest.mark.extended
-def test_a_thousand_cells_are_listed_in_two_seconds_of_a_processor(tmp_path: Path) -> None:
+def test_a_thousand_runs_are_listed_in_two_seconds_of_a_processor(tmp_path: Path) -> None:
     """The whole command, imports included, where every run has files of its own."""
-    cells = [CellRecord("arm", "", seed, f"arm/seed={seed}") for seed in range(1000)]
-    record_sweep(tmp_path, "many", cells, None, None, "", ["x"], None, None)
+    runs = [RunEntry("arm", "", seed, f"arm/seed={seed}") for seed in range(1000)]
+    record_sweep(tmp_path, "many", runs, None, None, "", ["x"], None, None)
     one = tmp_path / "arm" / "seed=0"
     logged(one, 400, "done").close()
     for seed in range(1, 1000):
@@ -122,7 +122,7 @@ def test_a_thousand_cells_are_listed_in_two_seconds_of_a_processor(tmp_path: Pat
 def test_what_cannot_be_shown_or_stopped_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no run is recorded in .*: start one"):
         status_lines(tmp_path)
-    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    record_sweep(tmp_path, "probe", [RunEntry("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     with pytest.raises(ValueError, match=r"there is no run 'b seed=0' in the sweep probe.*running are: none"):
         find_run("b seed=0", tmp_path, None, running=True)
     with pytest.raises(ValueError, match="no run is active in"):
@@ -144,7 +144,7 @@ def command_of_lab(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_time_left_is_that_of_steps_that_count_whatever_lies_between_attempts(tmp_path: Path) -> None:
     """A day between two attempts, two steps computed again, and a long first evaluation, which the end repeats."""
-    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    record_sweep(tmp_path, "probe", [RunEntry("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     with logged(tmp_path / "a" / "seed=0", 6, seconds=10.0) as log:
         path, now, day = log.folder / "timing.jsonl", time.time() * 1000, 86_400_000
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -152,26 +152,26 @@ def test_time_left_is_that_of_steps_that_count_whatever_lies_between_attempts(tm
         first = [{**line, "wall": int(now - day), "timing": {"time/train": 900.0}} for line in lines[4:]]
         written = [*lines[:4], *first, *lines[4:]]
         path.write_text("".join(json.dumps(line) + "\n" for line in written) + '{"step": 6, "wa')
-        (cell,) = cells_of_sweep(tmp_path, "probe")
-        assert cell.seconds_left == pytest.approx(50 + 120, abs=2), "five steps of ten seconds are left, and the end"
+        (run,) = runs_of_sweep(tmp_path, "probe")
+        assert run.seconds_left == pytest.approx(50 + 120, abs=2), "five steps of ten seconds are left, and the end"
         with log.folder.joinpath("metrics.jsonl").open("w") as stream:  # only the evaluation before the first step
             stream.write(json.dumps({"step": 0, "metrics": {"budget/steps": 0}}) + "\n")
-        (cell,) = cells_of_sweep(tmp_path, "probe")
-        assert cell.step == 0 and cell.seconds_left is None
+        (run,) = runs_of_sweep(tmp_path, "probe")
+        assert run.step == 0 and run.seconds_left is None
 
 
 def test_an_attempt_that_has_just_begun_does_not_count_the_pause_before_it(tmp_path: Path) -> None:
-    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    record_sweep(tmp_path, "probe", [RunEntry("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     with logged(tmp_path / "a" / "seed=0", 6, seconds=10.0) as log:
         path, day = log.folder / "timing.jsonl", 86_400_000
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps({**line, "wall": line["wall"] - day}) + "\n" for line in lines))
-        (cell,) = cells_of_sweep(tmp_path, "probe")
-    assert cell.seconds_left == pytest.approx(50, abs=2)
+        (run,) = runs_of_sweep(tmp_path, "probe")
+    assert run.seconds_left == pytest.approx(50, abs=2)
 
 
 def test_a_sweep_and_a_run_of_one_name_are_both_shown(tmp_path: Path) -> None:
-    record_sweep(tmp_path, "dapo", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    record_sweep(tmp_path, "dapo", [RunEntry("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     for folder in ("a/seed=0", "dapo/seed=3"):
         logged(tmp_path / folder, 11, "done").close()
     lines = [" ".join(line.split()) for line in status_lines(tmp_path, "dapo")]
@@ -179,7 +179,7 @@ def test_a_sweep_and_a_run_of_one_name_are_both_shown(tmp_path: Path) -> None:
 
 
 def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
-    record_sweep(tmp_path, "probe", [CellRecord("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
+    record_sweep(tmp_path, "probe", [RunEntry("a", "", 0, "a/seed=0")], None, None, "", ["x"], None, None)
     logged(tmp_path / "a" / "seed=0", 11, "done").close()
     for end in ("done", "stopped", "failed"):
         logged(tmp_path / f"plain,{end}" / "seed=1", 6, end).close()
@@ -202,7 +202,7 @@ def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_cell_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Path, tiny_base: Path) -> None:
+def test_a_run_is_stopped_from_another_shell_and_its_sweep_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     words = ("truncation=score,mask_after", "budget.amount=40", "hydra.launcher.workers=2")
     runs = ["--runs", str(tmp_path)]
     with started(tmp_path, *words) as (process, _):
@@ -259,13 +259,15 @@ def test_a_single_run_is_stopped_and_the_same_command_goes_on(tmp_path: Path, ti
     assert process.returncode == 1 and told in stopped.stdout
     (goes_on,) = re.findall(rf"^{re.escape(told)}; resume with: python (-m grpo_lab.train .*)$", said, re.M)
     assert f"resumes from step {last}" in command_of_lab("status", *runs).stdout
-    assert cell_status(folder, "x").state == "stopped" and ending(folder, live=False)[0] == "KILLED"
+    assert status_of_run(folder, "x").state == "stopped" and ending(folder, live=False)[0] == "KILLED"
     again = command_of_lab("stop", title, *runs)
     assert (
-        again.returncode == 1 and "no run is active in" in again.stderr and cell_status(folder, "x").state == "stopped"
+        again.returncode == 1
+        and "no run is active in" in again.stderr
+        and status_of_run(folder, "x").state == "stopped"
     )
     subprocess.run([sys.executable, *shlex.split(goes_on)], check=True, capture_output=True, timeout=200)
-    assert (folder / "DONE").exists() and cell_status(folder, "x").state == "done"
+    assert (folder / "DONE").exists() and status_of_run(folder, "x").state == "done"
     same_ending(run_in_process(tmp_path / "whole", *SMALL, "budget.amount=60", "checkpoint_every=1000"), folder)
 
 
@@ -295,7 +297,7 @@ def test_a_stop_that_is_asked_twice_ends_a_step_at_once(tmp_path: Path, tiny_bas
     steps = "step 1" if last == 1 else f"steps 1 to {last}"
     told = f"no checkpoint yet: it recomputes {steps} and the unfinished step {last + 1}, starting from step 0"
     assert f"stopped by grpo-lab stop: {told}" in second.stdout and not list(folder.glob("checkpoints/step=*"))
-    assert cell_status(folder, "x").state == "stopped"
+    assert status_of_run(folder, "x").state == "stopped"
 
 
 WAITS = """

@@ -19,12 +19,12 @@ from mlflow import MlflowClient
 from processes import PATIENCE, alive, wait_until
 from sweep_processes import (
     WORLD,
-    cells_of,
     command,
     finished,
     folder_of,
     lines_in,
     quiet_board,
+    runs_of,
     started,
     sweep,
     sweep_from_here,
@@ -37,7 +37,7 @@ from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.loop import start
 from grpo_lab.sweeps.child import THREAD_VARIABLES
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.launching import LocalCells
+from grpo_lab.sweeps.launching import LocalRunLauncher
 from grpo_lab.sweeps.local import LocalBackend
 from grpo_lab.tracking import interrupt
 from grpo_lab.tracking.mlflow_exporter import sync_all
@@ -56,7 +56,7 @@ class Watched:
     words: tuple[str, ...]
     said: str
     most: int
-    cells: set[int]
+    children: set[int]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watche
     most, seen = 0, set()
     with started(runs, *words) as (process, _):
         while process.poll() is None:
-            at_once = cells_of(process.pid)
+            at_once = runs_of(process.pid)
             most = max(most, len(at_once))
             seen |= set(at_once)
             time.sleep(0.05)
@@ -76,8 +76,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Watche
 
 
 @pytest.mark.extended
-def test_a_sweep_finishes_every_cell_in_its_own_process_and_folder(watched: Watched) -> None:
-    assert finished(watched.runs) == 4 == len(watched.cells)
+def test_a_sweep_finishes_every_run_in_its_own_process_and_folder(watched: Watched) -> None:
+    assert finished(watched.runs) == 4 == len(watched.children)
     for truncation in ("score", "mask_after"):
         for seed in (0, 1):
             output = (folder_of(watched.runs, truncation, seed) / "output.log").read_text()
@@ -99,7 +99,7 @@ def test_the_commands_that_a_sweep_prints_can_be_pasted_where_a_path_has_a_blank
 
 
 @pytest.mark.extended
-def test_no_more_cells_than_workers_run_at_once_each_on_the_threads_of_its_run(watched: Watched) -> None:
+def test_no_more_runs_than_workers_run_at_once_each_on_the_threads_of_its_run(watched: Watched) -> None:
     assert watched.most == 2
     for path in watched.runs.glob("*/seed=*/environment.json"):
         threads = json.loads(path.read_text())["threads"]
@@ -126,7 +126,7 @@ def test_the_same_command_again_runs_nothing(watched: Watched) -> None:
 
 
 @pytest.mark.extended
-def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
+def test_a_bad_run_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: Path) -> None:
     done = sweep(tmp_path / "runs", "truncation=score,mask_aftr", "group_size=4,1")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: no run was started, because these cannot run:" in done.stderr
@@ -139,7 +139,7 @@ def test_a_bad_cell_among_good_ones_stops_the_sweep_before_it_starts(tmp_path: P
 
 
 @pytest.mark.extended
-def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finishes_them(
+def test_runs_that_fail_or_are_killed_stop_no_other_and_the_same_command_finishes_them(
     tmp_path: Path, tiny_base: Path
 ) -> None:
     """One finds a file where a folder must be, which only the run itself can see; one is killed; one is fine."""
@@ -153,7 +153,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     (blocked / "eval").write_text("in the way")
     with started(runs, *words) as (process, _):
         wait_until(lambda: lines_in(killed / "metrics.jsonl") > 5, process)
-        (pid,) = [pid for pid, words in cells_of(process.pid).items() if "truncation=mask_after" in words]
+        (pid,) = [pid for pid, words in runs_of(process.pid).items() if "truncation=mask_after" in words]
         os.kill(pid, signal.SIGKILL)
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1 and "Traceback" not in said
@@ -173,7 +173,7 @@ def test_cells_that_fail_or_are_killed_stop_no_other_and_the_same_command_finish
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def test_a_folder_that_cannot_be_made_fails_its_cell_alone(tmp_path: Path, tiny_base: Path) -> None:
+def test_a_folder_that_cannot_be_made_fails_its_run_alone(tmp_path: Path, tiny_base: Path) -> None:
     blocked, fine = tmp_path / "blocked" / "seed=0", tmp_path / "plain,budget.amount=1,evaluation=brief,world=tiny"
     blocked.parent.mkdir()
     blocked.write_text("in the way")
@@ -203,9 +203,7 @@ def test_a_failure_is_told_in_the_words_of_its_last_attempt_and_devices_are_shar
 
 
 @pytest.mark.extended
-def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_hangs_is_ended_and_another_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One hears Ctrl-C while it hangs, one is deaf to it; a third has the time to load and to say what is wrong.
 
     What a run prints is no sign that it works: a run says now and then what it is doing.
@@ -224,7 +222,7 @@ def test_a_cell_that_hangs_is_ended_and_another_takes_its_place(
         assert failure.startswith("it hung: it wrote nothing for 0.5 minutes, and was ended (see ")
     assert "wrong" in wrong and "it hung" not in wrong
     with pytest.raises(ValueError, match=r"silent_minutes must be above 0, got 0\.0: null waits for ever"):
-        LocalCells(1, 30.0, 0.0)
+        LocalRunLauncher(1, 30.0, 0.0)
 
 
 def test_signals_that_come_together_are_one_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,18 +248,18 @@ def test_signals_that_come_together_are_one_interrupt(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.extended
-def test_ctrl_c_ends_every_cell_within_the_grace_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
+def test_ctrl_c_ends_every_run_within_the_grace_and_the_same_command_goes_on(tmp_path: Path, tiny_base: Path) -> None:
     words = ("truncation=score,mask_after", "budget.amount=60", "hydra.launcher.workers=2")
-    with started(tmp_path, *words) as (process, cells):
+    with started(tmp_path, *words) as (process, children):
         logs = "*/seed=0/metrics.jsonl"
         # Soon after the first line Python frees what its imports left, and drops a Ctrl-C that hits a __del__.
         wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
-        cells |= set(cells_of(process.pid))
+        children |= set(runs_of(process.pid))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         assert time.monotonic() - began < 25, "within the grace of 30 seconds"
-    assert process.returncode == 130 and len(cells) == 2 and not any(map(alive, cells))
+    assert process.returncode == 130 and len(children) == 2 and not any(map(alive, children))
     told = "stopping 2 runs: each has up to 110 s to finish its step and save (hydra.launcher.grace_seconds); Ctrl-C"
     assert told in said and "interrupted: re-run the same command to resume" in said and "Traceback" not in said
     assert finished(tmp_path) == 0 and "mid-step" not in said
@@ -292,10 +290,10 @@ def test_a_step_that_takes_too_long_is_ended_by_a_second_ctrl_c_or_near_the_end_
     (tmp_path / "long_steps.py").write_text(LONG_STEPS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words = ("seed=0", "budget.amount=60", "plugins=[long_steps]", f"hydra.launcher.grace_seconds={grace}")
-    with started(tmp_path / "runs", *words) as (process, cells):
+    with started(tmp_path / "runs", *words) as (process, children):
         logs = "runs/*/seed=0/metrics.jsonl"
         wait_until(lambda: any(lines_in(path) for path in tmp_path.glob(logs)), process)
-        cells |= set(cells_of(process.pid))
+        children |= set(runs_of(process.pid))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         (output,) = tmp_path.glob("runs/*/seed=0/output.log")
@@ -304,7 +302,7 @@ def test_a_step_that_takes_too_long_is_ended_by_a_second_ctrl_c_or_near_the_end_
             time.sleep(1.1)  # signals within a second are taken for one
             process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=100)
-        assert time.monotonic() - began < 60 and not any(map(alive, cells))
+        assert time.monotonic() - began < 60 and not any(map(alive, children))
     told = "interrupted: no checkpoint yet: it recomputes the unfinished step 1, starting from step 0"
     assert process.returncode == 130 and "interrupting 1 runs mid-step" in said
     assert f" seed=0: {told}\n" in said and told in (output.parent / "error.txt").read_text()
@@ -323,7 +321,7 @@ if "-m" not in sys.argv:
 
 
 @pytest.mark.extended
-def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
+def test_the_runs_of_a_sweep_that_is_killed_end_by_themselves(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell starts what its scripts put in the background with Ctrl-C ignored, and children inherit that."""
@@ -331,16 +329,16 @@ def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words = ("truncation=score,mask_after", "budget.amount=4000", "hydra.launcher.workers=2")
     words += ("plugins=[hard_of_hearing]",)
-    with started(tmp_path, *words, in_background=True) as (process, cells):
+    with started(tmp_path, *words, in_background=True) as (process, children):
         logs = "*/seed=0/metrics.jsonl"
         wait_until(lambda: [lines_in(path) > 0 for path in tmp_path.glob(logs)] == [True, True], process)
-        cells |= set(cells_of(process.pid))
+        children |= set(runs_of(process.pid))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         deadline = time.monotonic() + 35
-        while any(map(alive, cells)) and time.monotonic() < deadline:
+        while any(map(alive, children)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(cells) == 2 and not any(map(alive, cells))
+        assert len(children) == 2 and not any(map(alive, children))
     for path in tmp_path.glob("*/seed=0"):
         assert "KeyboardInterrupt" in (path / "error.txt").read_text(), "interrupted, not killed"
 
@@ -349,7 +347,7 @@ def test_the_cells_of_a_sweep_that_is_killed_end_by_themselves(
 
 
 @pytest.mark.extended
-def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_run(
+def test_eight_runs_that_start_at_once_on_a_fresh_store_are_nested_under_one_run(
     tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ("seed=range(0,4)", "truncation=score,mask_after", "budget.amount=1", "hydra.launcher.workers=8")
@@ -390,7 +388,7 @@ def test_eight_cells_that_start_at_once_on_a_fresh_store_are_nested_under_one_ru
 
 
 @pytest.mark.extended
-def test_a_server_that_is_down_stops_no_cell_and_sync_brings_the_whole_sweep(
+def test_a_server_that_is_down_stops_no_run_and_sync_brings_the_whole_sweep(
     tmp_path: Path, tiny_base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as probe:
@@ -434,7 +432,7 @@ design:
         pytest.param("", ["+experiments=mine"], id="declared"),
     ],
 )
-def test_the_basic_launcher_runs_our_cells_and_reports_the_one_that_fails(
+def test_the_basic_launcher_runs_our_runs_and_reports_the_one_that_fails(
     flag: str, words: list[str], tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All runs in one process, as Hydra does without plugins, of a list or of an experiment of the user's own."""

@@ -23,32 +23,32 @@ from grpo_lab.config.run_name import run_name
 from grpo_lab.distributed.device import device_kind, planned_elsewhere
 from grpo_lab.loop import start
 from grpo_lab.run.identity import check_folder, run_identity
-from grpo_lab.sweeps import cells as planning
-from grpo_lab.sweeps.cells import (
-    Cell,
-    compose_cells,
+from grpo_lab.sweeps import planned_runs as planning
+from grpo_lab.sweeps.jobs import Job, run_jobs
+from grpo_lab.sweeps.launching import LocalRunLauncher
+from grpo_lab.sweeps.local import LocalBackend, slots, usable_cores
+from grpo_lab.sweeps.planned_runs import (
+    PlannedRun,
+    compose_runs,
     folders_of,
     is_own,
     overrides_for,
-    plan_cells,
+    plan_runs,
     refuse_no_op_arms,
     share_runs,
     sweep_name,
 )
-from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.launching import LocalCells
-from grpo_lab.sweeps.local import LocalBackend, slots, usable_cores
 from grpo_lab.sweeps.progress_display import ProgressDisplay, WatchedRun
 from grpo_lab.tracking.checksums import CHECKSUM, with_checksum
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.run_log import RunLog
 from grpo_lab.tracking.run_reader import ACTIVITY, STOP, has_ended, was_exhausted
 from grpo_lab.tracking.sweep_record import (
-    CellRecord,
+    RunEntry,
     SweepRecord,
-    cell_states,
     read_sweep,
     record_sweep,
+    run_states,
     sweep_folder,
     sweep_of,
     sweep_status,
@@ -86,12 +86,12 @@ def flat_design(*, base: Sequence[str] = (), seeds: Sequence[int] = (0,), **arms
 
 
 @pytest.fixture
-def cells_of(compose: Callable, tmp_path: Path) -> Callable[..., list[Cell]]:
-    """cells_of(design, "seed=0,1", ...) -> the checked runs, with runs in tmp_path."""
+def runs_of(compose: Callable, tmp_path: Path) -> Callable[..., list[PlannedRun]]:
+    """runs_of(design, "seed=0,1", ...) -> the checked runs, with runs in tmp_path."""
 
-    def make(design: Design | None, *words: str) -> list[Cell]:
+    def make(design: Design | None, *words: str) -> list[PlannedRun]:
         words = (*words, f"runs_dir={tmp_path}")
-        return compose_cells(plan_cells(design, words), sweep_name(design, words), compose)
+        return compose_runs(plan_runs(design, words), sweep_name(design, words), compose)
 
     return make
 
@@ -207,12 +207,12 @@ def test_an_experiment_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_design_is_expanded_seed_by_seed_so_that_a_sweep_cut_short_is_balanced() -> None:
-    plans = plan_cells(declare(), [])
+    plans = plan_runs(declare(), [])
     first = [("score", "flat"), ("mask", "flat"), ("score", "mean"), ("mask", "mean")]
     assert [(plan.arm, plan.level) for plan in plans] == 3 * first
     assert [plan.seed for plan in plans] == 4 * [0] + 4 * [1] + 4 * [2]
     assert plans[1].title == "mask flat seed=0"
-    part = plan_cells(declare(part="demo"), [])
+    part = plan_runs(declare(part="demo"), [])
     assert [plan.title for plan in part] == ["mask flat seed=7", "mask mean seed=7"]
 
 
@@ -222,53 +222,53 @@ def test_the_arm_wins_over_the_level_the_level_over_the_base_and_the_command_lin
         assert len(words) == len(plan_words), "one override per key"
         return words
 
-    plain, mask, plain_mean, mask_mean = (options(plan.overrides) for plan in plan_cells(declare(seeds=[5]), []))
+    plain, mask, plain_mean, mask_mean = (options(plan.overrides) for plan in plan_runs(declare(seeds=[5]), []))
     assert (plain["group_size"], mask["group_size"]) == ("4", "8")
     assert (plain_mean["group_size"], mask_mean["group_size"]) == ("6", "8")
     assert (plain["updates"], plain_mean["updates"], plain["seed"]) == ("one", "two", "5")
     typed = ["group_size=2", "truncation=score", "seed=9,8"]
-    plans = [options(plan.overrides) for plan in plan_cells(declare(), typed)]
+    plans = [options(plan.overrides) for plan in plan_runs(declare(), typed)]
     assert {words["group_size"] for words in plans} == {"2"} and {words["truncation"] for words in plans} == {"score"}
     assert [words["seed"] for words in plans] == 4 * ["9"] + 4 * ["8"], "typed seeds replace the declared ones"
 
 
 def test_lists_multiply_and_become_the_arms() -> None:
-    plans = plan_cells(None, ["truncation=score,mask_after", "kl=none", "updates=one,two", "seed=0,1"])
+    plans = plan_runs(None, ["truncation=score,mask_after", "kl=none", "updates=one,two", "seed=0,1"])
     four = [f"truncation={t},updates={u}" for t in ("score", "mask_after") for u in ("one", "two")]
     assert [plan.arm for plan in plans] == 2 * four and {plan.level for plan in plans} == {""}
     assert plans[3].overrides == ("truncation=mask_after", "kl=none", "updates=two", "seed=0")
-    (single,) = plan_cells(None, ["kl=none"])
+    (single,) = plan_runs(None, ["kl=none"])
     assert (single.arm, single.level, single.seed) == ("run", "", 0)
 
 
 def test_a_list_beside_a_design_multiplies_its_levels_so_that_arms_keep_their_control() -> None:
-    plans = plan_cells(declare(seeds=[0], factor=None, levels=None, predictions=None), ["group_size=4,8"])
+    plans = plan_runs(declare(seeds=[0], factor=None, levels=None, predictions=None), ["group_size=4,8"])
     assert [(plan.arm, plan.level) for plan in plans] == [
         ("score", "group_size=4"), ("score", "group_size=8"), ("mask", "group_size=4"), ("mask", "group_size=8")
     ]  # fmt: skip
-    assert plan_cells(declare(), ["group_size=4,8"])[-1].level == "mean,group_size=8"
+    assert plan_runs(declare(), ["group_size=4,8"])[-1].level == "mean,group_size=8"
 
 
 def test_the_forms_of_a_list() -> None:
-    assert [plan.seed for plan in plan_cells(None, ["seed=range(0,3)"])] == [0, 1, 2]
-    assert [plan.arm for plan in plan_cells(None, ["group_size=choice(4,8)"])] == ["group_size=4", "group_size=8"]
-    assert plan_cells(None, ["~kl"])[0].overrides == ("~kl", "seed=0")
-    removed = plan_cells(flat_design(base=["kl=k3_loss"]), ["~kl"])[0].overrides
+    assert [plan.seed for plan in plan_runs(None, ["seed=range(0,3)"])] == [0, 1, 2]
+    assert [plan.arm for plan in plan_runs(None, ["group_size=choice(4,8)"])] == ["group_size=4", "group_size=8"]
+    assert plan_runs(None, ["~kl"])[0].overrides == ("~kl", "seed=0")
+    removed = plan_runs(flat_design(base=["kl=k3_loss"]), ["~kl"])[0].overrides
     assert "~kl" in removed and "kl=k3_loss" not in removed
-    assert [plan.overrides[0] for plan in plan_cells(None, ["+new.key=1,2"])] == ["+new.key=1", "+new.key=2"]
+    assert [plan.overrides[0] for plan in plan_runs(None, ["+new.key=1,2"])] == ["+new.key=1", "+new.key=2"]
     with pytest.raises(ValueError, match=r"optimizer\.learning_rate=interval\(0,1\): a sweep needs a list of values"):
-        plan_cells(None, ["optimizer.learning_rate=interval(0,1)"])
+        plan_runs(None, ["optimizer.learning_rate=interval(0,1)"])
     with pytest.raises(ValueError, match="glob"):  # Hydra reads the folder only where it composes
-        plan_cells(None, ["truncation=glob(*)"])
+        plan_runs(None, ["truncation=glob(*)"])
     with pytest.raises(ValueError, match="seed"):
-        plan_cells(None, ["seed=0,x"])
+        plan_runs(None, ["seed=0,x"])
 
 
 def test_what_is_the_sweeps_own_is_handed_to_no_run() -> None:
     own = ["+experiments=overlong", "experiments=overlong", "design.part=demo", "design.seeds=[1]"]
     assert all(map(is_own, own))
     assert not any(map(is_own, ["+design_of=x", "truncation=score", "cell.arm=design", "task=experiments"]))
-    assert plan_cells(None, own)[0].overrides == ("seed=0",)
+    assert plan_runs(None, own)[0].overrides == ("seed=0",)
 
 
 def test_a_sweep_is_named_after_what_it_varies() -> None:
@@ -289,27 +289,29 @@ def test_a_sweep_is_named_after_what_it_varies() -> None:
     [one if one.parent.name == "dapo" else pytest.param(one, marks=pytest.mark.extended) for one in DECLARATIONS],
     ids=lambda path: path.parent.name,
 )
-def test_every_cell_of_every_experiment_can_run(path: Path, cells_of: Callable) -> None:
+def test_every_run_of_every_experiment_can_run(path: Path, runs_of: Callable) -> None:
     """Of one seed a base, as runs of two seeds are composed from the same words; all seeds and parts as plans."""
     design = load_design(path)
     seeds = design.seeds[: max(1, len(design.bases))]
-    whole = cells_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
+    whole = runs_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
     refuse_no_op_arms(design, whole)
-    assert len({cell.folder for cell in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
-    assert {str(Path(cell.record().folder).parent) for cell in whole} == folders_of(design, ["tracking=none"])
-    planned = {(plan.arm, plan.level, plan.seed) for plan in plan_cells(design, [])}
-    assert planned == {(cell.plan.arm, cell.plan.level, seed) for cell in whole for seed in design.seeds}
+    assert (
+        len({planned.folder for planned in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
+    )
+    assert {str(Path(planned.record().folder).parent) for planned in whole} == folders_of(design, ["tracking=none"])
+    expected = {(plan.arm, plan.level, plan.seed) for plan in plan_runs(design, [])}
+    assert expected == {(planned.plan.arm, planned.plan.level, seed) for planned in whole for seed in design.seeds}
     for name in design.parts:
-        part = plan_cells(replace(design, part=name), [])
-        assert {(plan.arm, plan.level, plan.seed) for plan in part} <= planned, name
+        part = plan_runs(replace(design, part=name), [])
+        assert {(plan.arm, plan.level, plan.seed) for plan in part} <= expected, name
 
 
-def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callable) -> None:
+def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(runs_of: Callable) -> None:
     wrong = {"typo": ["truncation=mask_aftr"], "alone": ["group_size=1"], "low": ["surrogate.clip_low=-1"]}
     wrong["rate"] = ["lr=1e-4"]
     design = flat_design(seeds=[0, 1, 2, 3, 4], **wrong, key=["no_such_key=1"], fine=["kl=k3_loss"])
     with pytest.raises(ValueError) as refused:
-        cells_of(design)
+        runs_of(design)
     said = str(refused.value)
     assert said.startswith("no run was started")
     for arm, reason in {
@@ -322,13 +324,13 @@ def test_all_refusals_are_said_at_once_each_once_and_by_the_arm(cells_of: Callab
 
 
 @pytest.mark.extended
-def test_two_cells_of_one_name_and_an_arm_that_is_its_control_are_refused(cells_of: Callable) -> None:
+def test_two_runs_of_one_name_and_an_arm_that_is_its_control_are_refused(runs_of: Callable) -> None:
     design = flat_design(same=["truncation=score"])
     with pytest.raises(IncompatibleRun, match="arm same and plain are the same run: remove one of the two"):
-        refuse_no_op_arms(design, cells_of(design))
+        refuse_no_op_arms(design, runs_of(design))
     with pytest.raises(ValueError, match=r"two runs are called run seed=3: remove one"):
-        share_runs(cells_of(None, *WORLD, "seed=3,4,3"))
-    assert len(cells_of(None, *WORLD, "seed=3,4")) == 2
+        share_runs(runs_of(None, *WORLD, "seed=3,4,3"))
+    assert len(runs_of(None, *WORLD, "seed=3,4")) == 2
 
 
 def lagging(axis: str = "steps") -> Design:
@@ -340,54 +342,55 @@ def lagging(axis: str = "steps") -> Design:
 
 
 @pytest.mark.extended
-def test_cells_that_are_one_run_by_construction_share_it(cells_of: Callable, tmp_path: Path) -> None:
+def test_runs_that_are_one_run_by_construction_share_it(runs_of: Callable, tmp_path: Path) -> None:
     design = lagging()
-    cells = share_runs(cells_of(design), design.axis)
-    refuse_no_op_arms(design, cells)  # it can differ with a lag
-    shared = {cell.plan.title: cell.same_as for cell in cells if cell.same_as}
+    runs = share_runs(runs_of(design), design.axis)
+    refuse_no_op_arms(design, runs)  # it can differ with a lag
+    shared = {planned.plan.title: planned.same_as for planned in runs if planned.same_as}
     assert shared == {
         f"{arm} {lag} seed={seed}": f"{maker} {lag} seed={seed}"
         for seed in (0, 1)
         for arm, lag, maker in (("tis", 0, "plain"), ("again", 0, "plain"), ("again", 1, "tis"))
     }
-    folders = {cell.plan.title: cell.folder for cell in cells}
-    assert all(folders[cell] == folders[maker] for cell, maker in shared.items())
-    assert len(set(folders.values())) == len(cells) - len(shared)
-    assert [cell.record().same_as for cell in cells[:2]] == ["", "plain 0 seed=0"]
+    folders = {planned.plan.title: planned.folder for planned in runs}
+    assert all(folders[planned] == folders[maker] for planned, maker in shared.items())
+    assert len(set(folders.values())) == len(runs) - len(shared)
+    assert [planned.record().same_as for planned in runs[:2]] == ["", "plain 0 seed=0"]
 
     # Log-probs for a correction cost something even where it cannot act.
-    by_costs = share_runs(cells_of(lagging("flops")), "flops")
-    assert {cell.plan.arm for cell in by_costs if cell.same_as} == {"again"}
+    by_costs = share_runs(runs_of(lagging("flops")), "flops")
+    assert {planned.plan.arm for planned in by_costs if planned.same_as} == {"again"}
 
     # A run that is there already is kept under its own name, and others share it rather than make it again.
-    own = next(cell for cell in cells_of(design) if cell.plan.title == "tis 0 seed=0")
+    own = next(planned for planned in runs_of(design) if planned.plan.title == "tis 0 seed=0")
     log_to(own.folder, [0])
     write_json(own.folder / "run.json", {})
-    now = {cell.plan.title: cell.same_as for cell in share_runs(planned_cells(cells), design.axis)}
+    now = {planned.plan.title: planned.same_as for planned in share_runs(runs(runs), design.axis)}
     assert now["tis 0 seed=0"] == "" and now["plain 0 seed=0"] == "tis 0 seed=0" and now["tis 0 seed=1"] != ""
 
 
-def planned_cells(cells: Sequence[Cell]) -> list[Cell]:
+def runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The runs before any was shared."""
     return [
-        replace(cell, same_as="", folder=cell.folder.parents[1] / overridden(cell) / cell.folder.name) for cell in cells
+        replace(planned, same_as="", folder=planned.folder.parents[1] / overridden(planned) / planned.folder.name)
+        for planned in runs
     ]
 
 
-def overridden(cell: Cell) -> str:
-    return run_name("plain", cell.plan.overrides)
+def overridden(planned: PlannedRun) -> str:
+    return run_name("plain", planned.plan.overrides)
 
 
 @pytest.mark.extended
 def test_a_folder_that_holds_another_run_is_refused_before_anything_starts(
-    cells_of: Callable, tmp_path: Path, tiny_base: Path
+    runs_of: Callable, tmp_path: Path, tiny_base: Path
 ) -> None:
     words = (*WORLD, "budget.amount=1", "evaluation=brief")
-    (cell,) = cells_of(None, *words)
+    (planned,) = runs_of(None, *words)
     config = compose_config([*words, f"runs_dir={tmp_path}", "convention.std_ddof=1"])
-    assert start(config, cell.folder.parent.name, {}, ["test"]) == cell.folder
+    assert start(config, planned.folder.parent.name, {}, ["test"]) == planned.folder
     with pytest.raises(ValueError, match=r"(?s)no run was started.*run seed=0: .*scale\.ddof: 1 there, 0 now"):
-        cells_of(None, *words, "seed=0,1")
+        runs_of(None, *words, "seed=0,1")
 
 
 @pytest.mark.extended
@@ -404,54 +407,60 @@ def test_a_sweep_for_other_machines_needs_no_gpu_where_it_starts(
 
 @pytest.mark.extended
 def test_a_run_that_found_a_gpu_on_its_node_goes_on_from_a_machine_without(
-    cells_of: Callable, tmp_path: Path, tiny_base: Path
+    runs_of: Callable, tmp_path: Path, tiny_base: Path
 ) -> None:
     words = (*WORLD, "budget.amount=1", "evaluation=brief")  # and device=auto
-    (cell,) = cells_of(None, *words)
-    start(compose_config([*words, f"runs_dir={tmp_path}"]), cell.folder.parent.name, {}, ["test"])
-    described = json.loads((cell.folder / "run.json").read_text())
+    (planned,) = runs_of(None, *words)
+    start(compose_config([*words, f"runs_dir={tmp_path}"]), planned.folder.parent.name, {}, ["test"])
+    described = json.loads((planned.folder / "run.json").read_text())
     described["identity"]["device"] = "cuda" if described["identity"]["device"] == "cpu" else "cpu"
-    write_json(cell.folder / "run.json", with_checksum({key: described[key] for key in described if key != CHECKSUM}))
+    write_json(
+        planned.folder / "run.json", with_checksum({key: described[key] for key in described if key != CHECKSUM})
+    )
     with pytest.raises(ValueError, match=r"holds a run with another configuration by its run\.json \(device: "):
-        cells_of(None, *words)
+        runs_of(None, *words)
     with planned_elsewhere(True):
-        assert cells_of(None, *words)[0].folder == cell.folder
+        assert runs_of(None, *words)[0].folder == planned.folder
         with pytest.raises(ValueError, match=r"scale\.ddof: 0 there, 1 now"):
             changed = compose_config([*words, f"runs_dir={tmp_path}", "convention.std_ddof=1"])
-            check_folder(cell.folder, run_identity(changed, device_kind("auto")))
+            check_folder(planned.folder, run_identity(changed, device_kind("auto")))
 
 
 @pytest.mark.extended
-def test_a_cell_of_another_base_is_what_it_would_be_alone(cells_of: Callable) -> None:
+def test_a_run_of_another_base_is_what_it_would_be_alone(runs_of: Callable) -> None:
     """Bases are composed once, as seeds are; each run must still have its own."""
     words = ("world=sums", "tracking=none", "truncation=score,mask_after")
-    together = cells_of(None, *words, "model.base=0,2,1", "seed=3,4")
-    assert len(together) == 12 and {cell.run.model.base for cell in together} == {0, 1, 2}
+    together = runs_of(None, *words, "model.base=0,2,1", "seed=3,4")
+    assert len(together) == 12 and {planned.run.model.base for planned in together} == {0, 1, 2}
     for base in (0, 2):
-        for alone in cells_of(None, *words, f"model.base={base}", "seed=4"):
+        for alone in runs_of(None, *words, f"model.base={base}", "seed=4"):
             (same,) = (
-                cell for cell in together
-                if (cell.run.model.base, cell.run.seed, cell.run.truncation) == (base, 4, alone.run.truncation)
+                planned for planned in together
+                if (planned.run.model.base, planned.run.seed, planned.run.truncation) == (base, 4, alone.run.truncation)
             )  # fmt: skip
             assert (same.folder, replace(same.run, cell=alone.run.cell)) == (alone.folder, alone.run)
 
 
-def test_a_value_that_follows_the_seed_follows_each_cell(cells_of: Callable) -> None:
+def test_a_value_that_follows_the_seed_follows_each_run(runs_of: Callable) -> None:
     """Runs of one composition share its values, but for those that refer to what tells the runs apart."""
-    cells = cells_of(None, "world=sums", "task.seed=${seed}", "seed=0,1,2")
-    assert [cell.run.task.seed for cell in cells] == [0, 1, 2]
+    runs = runs_of(None, "world=sums", "task.seed=${seed}", "seed=0,1,2")
+    assert [planned.run.task.seed for planned in runs] == [0, 1, 2]
 
 
-def test_a_dry_run_lists_the_cells_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("sweeper", ["runs", "cells"], ids=["today", "the name before"])
+def test_a_dry_run_lists_the_runs_and_touches_nothing(
+    sweeper: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     runs = tmp_path / "runs"
-    multirun(*WORLD, "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}", "hydra.sweeper.dry_run=true")
+    words = (*WORLD, f"hydra/sweeper={sweeper}", "truncation=score,mask_after", "seed=0,1", f"runs_dir={runs}")
+    multirun(*words, "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err
     assert "4 runs; none is started" in said and said.count("new ") == 4 and "truncation=mask_after seed=1" in said
     assert not runs.exists()
 
 
 @pytest.mark.extended
-def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
+def test_a_run_that_was_started_by_hand_is_a_run_that_is_finished(
     tmp_path: Path, tiny_base: Path, capfd: pytest.CaptureFixture
 ) -> None:
     words = [*WORLD, "budget.amount=1", "evaluation=brief", f"runs_dir={tmp_path}"]
@@ -482,10 +491,10 @@ def test_a_run_that_was_started_by_hand_is_a_cell_that_is_finished(
     ],
     ids=lambda words: words[0] if words else "plain",
 )
-def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callable, base: list, arm: list) -> None:
+def test_an_arm_that_cannot_differ_from_its_control_is_refused(runs_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
     with pytest.raises(IncompatibleRun, match="arm arm cannot differ from plain") as refused:
-        refuse_no_op_arms(design, cells_of(design))
+        refuse_no_op_arms(design, runs_of(design))
     assert f"{arm[0].split('=')[0]}=" in str(refused.value) and "Remedy" in str(refused.value)
 
 
@@ -505,9 +514,9 @@ def test_an_arm_that_cannot_differ_from_its_control_is_refused(cells_of: Callabl
     ],
     ids=lambda words: words[0] if words else "plain",
 )
-def test_an_arm_that_can_differ_is_accepted(cells_of: Callable, base: list, arm: list) -> None:
+def test_an_arm_that_can_differ_is_accepted(runs_of: Callable, base: list, arm: list) -> None:
     design = flat_design(base=base, arm=arm)
-    refuse_no_op_arms(design, cells_of(design))
+    refuse_no_op_arms(design, runs_of(design))
 
 
 IDLE = {
@@ -575,43 +584,45 @@ def test_what_a_rule_calls_idle_is_its_first_axis_and_trains_the_same_weights(
     ],
     ids=["options", "volatile", "number", "numbers", "quoted", "interpolated"],
 )
-def test_a_cell_is_the_run_that_its_words_give_by_hand(
-    words: list[str], swept: str, values: list[str], cells_of: Callable, tiny_base: Path, tmp_path: Path
+def test_a_run_is_the_run_that_its_words_give_by_hand(
+    words: list[str], swept: str, values: list[str], runs_of: Callable, tiny_base: Path, tmp_path: Path
 ) -> None:
     """The run's own process composes what was checked, and finds what was run by hand in the same folder."""
     (tmp_path / "a model").symlink_to(tiny_base)
     words = [*WORLD, *(word.replace("MODEL", str(tmp_path / "a model")) for word in words)]
     typed = [*words, f"{swept}={','.join(values)}"]
     name = sweep_name(None, typed)
-    for cell, value in zip(cells_of(None, *typed), values, strict=True):
-        run = to_run(compose_config(overrides_for(cell, name)))
-        assert run == cell.run and (run.cell.sweep, run.cell.arm) == (name, cell.plan.arm)
+    for planned, value in zip(runs_of(None, *typed), values, strict=True):
+        run = to_run(compose_config(overrides_for(planned, name)))
+        assert run == planned.run and (run.cell.sweep, run.cell.arm) == (name, planned.plan.arm)
         by_hand = [*words, f"{swept}={value}"]
         recipe = next((word.partition("=")[2] for word in by_hand if word.startswith("recipe=")), "plain")
-        assert cell.folder == tmp_path / run_name(recipe, by_hand) / "seed=0"
+        assert planned.folder == tmp_path / run_name(recipe, by_hand) / "seed=0"
 
 
 WORDING = ["Q: {question}", "Q:  {question}", "Q: {question} ", "'Q:' {question}", "Q:\n{question}"]
 
 
 @pytest.mark.extended
-def test_arms_that_differ_in_characters_no_folder_can_have_are_several_runs(cells_of: Callable) -> None:
+def test_arms_that_differ_in_characters_no_folder_can_have_are_several_runs(runs_of: Callable) -> None:
     """They shared one folder, one of them never ran, and the report called them identical."""
     arms = {f"arm{at}": [f"evaluation.other_wording={_quoted(text)}"] for at, text in enumerate(WORDING)}
-    found = share_runs(cells_of(flat_design(**arms), "tracking=none"))
-    assert len({cell.folder for cell in found}) == len(WORDING) + 1 and not any(cell.same_as for cell in found)
+    found = share_runs(runs_of(flat_design(**arms), "tracking=none"))
+    assert len({planned.folder for planned in found}) == len(WORDING) + 1 and not any(
+        planned.same_as for planned in found
+    )
     typed = ",".join(map(_quoted, WORDING))
-    found = share_runs(cells_of(None, *WORLD, f"evaluation.other_wording={typed}"))
-    assert [cell.run.evaluation.other_wording for cell in found] == WORDING
-    assert len({cell.folder for cell in found}) == len(WORDING)
+    found = share_runs(runs_of(None, *WORLD, f"evaluation.other_wording={typed}"))
+    assert [planned.run.evaluation.other_wording for planned in found] == WORDING
+    assert len({planned.folder for planned in found}) == len(WORDING)
 
 
-def test_two_runs_of_a_sweep_in_one_folder_are_refused(cells_of: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_of_a_sweep_in_one_folder_are_refused(runs_of: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that differ make that impossible but for a hash that two values share: here one for all."""
     monkeypatch.setattr(planning, "folder_name", lambda plan: "plain")
     with pytest.raises(ValueError, match=r"=8 seed=0: group_size=4 seed=0 has the same folder, .*plain/seed=0"):
-        cells_of(None, *WORLD, "group_size=4,8")
-    assert len(cells_of(None, *WORLD, "device=cpu,auto", "keep_checkpoints=1,2")) == 4, "one run, by its identity"
+        runs_of(None, *WORLD, "group_size=4,8")
+    assert len(runs_of(None, *WORLD, "device=cpu,auto", "keep_checkpoints=1,2")) == 4, "one run, by its identity"
 
 
 def _quoted(text: str) -> str:
@@ -625,10 +636,10 @@ def record(
     root: Path, names: Sequence[str], valid: Sequence[str] | None, fingerprint: str = "f", store: str | None = None
 ) -> Path:
     """The record of a sweep whose arms are called like their folders."""
-    cells = [CellRecord(name, "", 0, f"{name}/seed=0") for name in names]
+    runs = [RunEntry(name, "", 0, f"{name}/seed=0") for name in names]
     reachable = None if valid is None else frozenset(valid)
     tracking = store and {"uri": store, "experiment": "e"}
-    return record_sweep(root, "probe", cells, reachable, {"name": "probe"}, fingerprint, ["train"], None, tracking)
+    return record_sweep(root, "probe", runs, reachable, {"name": "probe"}, fingerprint, ["train"], None, tracking)
 
 
 def test_the_record_unites_the_parts_of_a_design_and_keeps_its_key(tmp_path: Path) -> None:
@@ -636,20 +647,20 @@ def test_the_record_unites_the_parts_of_a_design_and_keeps_its_key(tmp_path: Pat
     key = read_sweep(folder).key
     assert record(tmp_path, ["c", "b"], ["a", "b", "c"]) == folder == sweep_folder(tmp_path, "probe")
     both = read_sweep(folder)
-    assert [cell.arm for cell in both.cells] == ["a", "b", "c"] and both.key == key
+    assert [entry.arm for entry in both.cells] == ["a", "b", "c"] and both.key == key
     assert [entry["fingerprint"] for entry in both.declared] == ["f"]
     assert both.tracking["uri"] == "sqlite:////x.db", "a command without MLflow does not forget where it is shown"
     lists = record(tmp_path, ["d"], None)
-    assert [cell.arm for cell in read_sweep(lists).cells] == ["a", "b", "c", "d"], "lists on a command line add up"
+    assert [entry.arm for entry in read_sweep(lists).cells] == ["a", "b", "c", "d"], "lists on a command line add up"
 
 
-def test_a_changed_declaration_is_added_and_drops_the_cells_it_cannot_reach(tmp_path: Path) -> None:
+def test_a_changed_declaration_is_added_and_drops_the_runs_it_cannot_reach(tmp_path: Path) -> None:
     folder = record(tmp_path, ["a", "b"], ["a", "b"])
     (tmp_path / "b" / "seed=0").mkdir(parents=True)
     (tmp_path / "b" / "seed=0" / "run.json").write_text("{}")
     record(tmp_path, ["b", "c"], ["b", "c"], "g")
     changed = read_sweep(folder)
-    assert [cell.arm for cell in changed.cells] == ["b", "c"]
+    assert [entry.arm for entry in changed.cells] == ["b", "c"]
     told = [(entry["fingerprint"], entry["cells_started_before"]) for entry in changed.declared]
     assert told == [("f", 0), ("g", 1)], "one of its runs had been started when it was declared"
     assert all(entry["at"].endswith("Z") for entry in changed.declared)
@@ -664,7 +675,7 @@ def test_where_a_sweep_stands(tmp_path: Path) -> None:
     with RunLog(one) as log:
         assert sweep_status(folder, read_sweep(folder)) == "RUNNING"
         log.mark_done({})
-    assert cell_states(folder, read_sweep(folder)) == {"a/seed=0": "done", "b/seed=0": "new"}
+    assert run_states(folder, read_sweep(folder)) == {"a/seed=0": "done", "b/seed=0": "new"}
     with RunLog(other) as log:
         log.mark_error(KeyboardInterrupt())
     assert sweep_status(folder, read_sweep(folder)) == "KILLED", "a run that was interrupted has not failed"
@@ -677,7 +688,7 @@ def test_where_a_sweep_stands(tmp_path: Path) -> None:
     assert sweep_status(folder, read_sweep(folder)) == "FINISHED"
 
 
-def test_a_cell_with_nothing_left_to_train_on_has_ended_and_is_not_started_again(tmp_path: Path) -> None:
+def test_a_run_with_nothing_left_to_train_on_has_ended_and_is_not_started_again(tmp_path: Path) -> None:
     folder = record(tmp_path, ["a", "b"], None)
     one, other = (tmp_path / name / "seed=0" for name in "ab")
     for place, error in ((one, Exhausted("6 steps left no token")), (other, ValueError("Exhausted by something else"))):
@@ -723,7 +734,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_lab.sweeps.progress_display._LOOK_SECONDS", 0.0)
 
 
-def test_a_log_gets_a_line_for_the_sweep_now_and_then_and_one_for_each_cell_that_ends(
+def test_a_log_gets_a_line_for_the_sweep_now_and_then_and_one_for_each_run_that_ends(
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
@@ -745,29 +756,29 @@ def test_a_log_gets_a_line_for_the_sweep_now_and_then_and_one_for_each_cell_that
     assert display.summary().startswith("2 of 5 done, 2 waiting, 1 failed, ")
 
 
-def test_a_terminal_shows_running_cells_in_place_and_keeps_lines_of_those_that_ended(
+def test_a_terminal_shows_running_runs_in_place_and_keeps_lines_of_those_that_ended(
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
     console = Terminal(file=written, width=80, force_terminal=True, legacy_windows=False)
-    cell = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
+    planned = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
     with ProgressDisplay("probe", 2, 0, console) as display:
-        display.start(cell)
+        display.start(planned)
         log_to(tmp_path, range(3))
         display.refresh()
         display.live.refresh()
         shown = written.getvalue()
-        display.end(cell, None)
+        display.end(planned, None)
     assert "0 of 2 done, 1 running, 1 waiting, " in shown and "━" in shown
     assert "mask_after constant seed=0" in shown and "step    2  reward 0.500" in shown
     assert "done   mask_after constant seed=0: step    2" in written.getvalue()[len(shown) :]
 
 
-def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Path) -> None:
-    cell = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
+def test_a_narrow_terminal_has_one_line_for_each_run(eager: None, tmp_path: Path) -> None:
+    planned = WatchedRun("mask_after constant seed=0", tmp_path, "steps", 4.0)
     console = Terminal(file=io.StringIO(), width=30)
     display = ProgressDisplay("probe", 2, 0, console)
-    display.start(cell)
+    display.start(planned)
     log_to(tmp_path, range(3))
     display.refresh()
     console.file = written = io.StringIO()
@@ -777,8 +788,8 @@ def test_a_narrow_terminal_has_one_line_for_each_cell(eager: None, tmp_path: Pat
 
 def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path) -> None:
     display = ProgressDisplay("probe", 4, 1, Terminal(file=io.StringIO()))
-    cell = WatchedRun("a", tmp_path, "steps", 4.0)
-    display.start(cell)
+    planned = WatchedRun("a", tmp_path, "steps", 4.0)
+    display.start(planned)
     assert "left" not in display.summary(), "nothing to go by yet"
     log_to(tmp_path, range(3))
     display.refresh()
@@ -787,7 +798,7 @@ def test_time_left_follows_the_share_of_all_budgets(eager: None, tmp_path: Path)
 
 
 @pytest.mark.parametrize("saved", [5, 3])
-def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path, saved: int) -> None:
+def test_what_a_resumed_run_had_done_before_is_no_speed_of_this_sweep(eager: None, tmp_path: Path, saved: int) -> None:
     """It goes on from its checkpoint, and steps behind that are computed again."""
     log_to(tmp_path, range(6))
     (tmp_path / "checkpoints" / f"step={saved:06d}").mkdir(parents=True)
@@ -802,52 +813,52 @@ def test_what_a_resumed_cell_had_done_before_is_no_speed_of_this_sweep(eager: No
     assert display.summary().endswith(f"{9 - saved}m00s left")
 
 
-def test_cells_that_another_sweep_finished_or_a_user_stopped_are_no_work_of_this_one(
+def test_runs_that_another_sweep_finished_or_a_user_stopped_are_no_work_of_this_one(
     eager: None, tmp_path: Path
 ) -> None:
     written = io.StringIO()
     display = ProgressDisplay("probe", 4, 0, Terminal(file=written))
-    cells = [WatchedRun(name, tmp_path / name, "steps", 10.0) for name in "abcd"]
+    runs = [WatchedRun(name, tmp_path / name, "steps", 10.0) for name in "abcd"]
     log_to(tmp_path / "a", range(11))
-    display.end(cells[0], None)  # it was never started here
-    for cell in cells[1:]:
-        display.start(cell)
+    display.end(runs[0], None)  # it was never started here
+    for planned in runs[1:]:
+        display.start(planned)
     log_to(tmp_path / "b", range(6))
     display.refresh()
     display._began -= 60  # half a run took a minute, and two and a half are left
     assert display.summary() == "1 of 4 done, 3 running, 5m00s left"
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / STOP).touch()
-    display.end(cells[2], "stopped by grpo-lab stop: no step was trained yet")
+    display.end(runs[2], "stopped by grpo-lab stop: no step was trained yet")
     assert display.summary() == "1 of 4 done, 2 running, 1 stopped, 3m00s left" and display.failed == 0
     assert written.getvalue().splitlines()[-1].startswith("stopped c: stopped by grpo-lab stop: ")
 
 
-def test_a_cell_shows_what_takes_it_long(eager: None, tmp_path: Path) -> None:
-    note, cell = (
+def test_a_run_shows_what_takes_it_long(eager: None, tmp_path: Path) -> None:
+    note, planned = (
         "step 0: evaluating, heldout: question 3 of 8, 9 of 24 in all, 0m20s left",
         WatchedRun("a", tmp_path, "steps", 10.0),
     )
     display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
-    display.start(cell)
-    assert cell.line == "starting"
+    display.start(planned)
+    assert planned.line == "starting"
     (tmp_path / ACTIVITY).write_text(note)
     display.refresh()
-    assert cell.line == note
+    assert planned.line == note
     log_to(tmp_path, range(2))
     display.refresh()
-    assert cell.line.startswith("step    1  reward 0.500") and cell.line.endswith(f"  {note}")
-    display.end(cell, None)
-    assert not cell.activity, "it has ended"
+    assert planned.line.startswith("step    1  reward 0.500") and planned.line.endswith(f"  {note}")
+    display.end(planned, None)
+    assert not planned.activity, "it has ended"
 
 
-def test_a_damaged_log_of_one_cell_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:
+def test_a_damaged_log_of_one_run_does_not_end_the_sweep(eager: None, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("not json\n")
-    cell = WatchedRun("a", tmp_path, "steps", 10.0)
+    planned = WatchedRun("a", tmp_path, "steps", 10.0)
     display = ProgressDisplay("probe", 1, 0, Terminal(file=io.StringIO()))
-    display.start(cell)
+    display.start(planned)
     display.refresh()
-    display.end(cell, "metrics.jsonl has a line that is not JSON")
+    display.end(planned, "metrics.jsonl has a line that is not JSON")
     assert display.failed == 1
 
 
@@ -859,7 +870,7 @@ def test_slots_follow_the_machine_unless_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert slots(None, 1, True) == (2, ["3", "5"]) and slots(6, 1, True) == (6, ["3", "5"])
     with pytest.raises(ValueError, match=r"hydra\.launcher\.workers must be at least 1, got 0"):
-        LocalCells(0, 30.0, None).backend("jobs", [], [])
+        LocalRunLauncher(0, 30.0, None).backend("jobs", [], [])
 
 
 def test_a_container_has_the_cores_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -875,8 +886,8 @@ def test_a_declaration_changed_after_the_runs_says_so_whatever_the_command_cover
     """Else a prediction could be rewritten after the fact and declared with one more seed."""
 
     def record(seed: int, fingerprint: str, starts: bool = True, commit: str = "a") -> SweepRecord:
-        cells = [CellRecord("score", "", seed, f"score/seed={seed}")]
-        folder = record_sweep(tmp_path, "probe", cells, None, None, fingerprint, [commit], commit, None, starts)
+        runs = [RunEntry("score", "", seed, f"score/seed={seed}")]
+        folder = record_sweep(tmp_path, "probe", runs, None, None, fingerprint, [commit], commit, None, starts)
         return read_sweep(folder)
 
     record(0, "one")
@@ -886,6 +897,6 @@ def test_a_declaration_changed_after_the_runs_says_so_whatever_the_command_cover
     same = record(1, "two", starts=False, commit="b")
     assert (same.commit, same.command) == ("a", ["a"]), "a command that starts nothing made nothing"
     renamed = record_sweep(
-        tmp_path, "probe", [CellRecord("score", "", 1, "new/seed=1")], None, None, "two", ["c"], "c", None
+        tmp_path, "probe", [RunEntry("score", "", 1, "new/seed=1")], None, None, "two", ["c"], "c", None
     )
-    assert [cell.folder for cell in read_sweep(renamed).cells] == ["score/seed=0", "new/seed=1"]
+    assert [entry.folder for entry in read_sweep(renamed).cells] == ["score/seed=0", "new/seed=1"]

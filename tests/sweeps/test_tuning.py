@@ -22,14 +22,14 @@ from grpo_lab.analysis.caveats import notes
 from grpo_lab.analysis.effects.tuned import numbers_text, trials_text
 from grpo_lab.analysis.effects.verdict import verdict_text
 from grpo_lab.analysis.final_values import final_values
-from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial, chosen_numbers, tuned_in_words
+from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, Trial, chosen_numbers, tuned_lines
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, read_design, require_known_metrics
 from grpo_lab.config.tuning import Range
-from grpo_lab.sweeps.cells import Cell, plan_cells, sweep_name
-from grpo_lab.sweeps.launching import LocalCells
+from grpo_lab.sweeps.launching import LocalRunLauncher
 from grpo_lab.sweeps.objective import has_settled, objective
+from grpo_lab.sweeps.planned_runs import PlannedRun, plan_runs, sweep_name
 from grpo_lab.sweeps.status import stages_of_sweep, summary
 from grpo_lab.sweeps.studies import Studies
 from grpo_lab.sweeps.sweeper import _tune
@@ -219,7 +219,7 @@ def test_a_choice_near_an_end_of_its_range_is_said() -> None:
     assert "Tuned: 2 trials each, on seeds 100, 101, by eval/heldout/accuracy; judged on other seeds." in said
     assert f"Tuned near an end of its range: {RATE}=0.009 of higher is near the high end, 0.01" in said
     assert "0.009!" in said and "0.001 " in said and "2 of 2" in said
-    assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_in_words([]) == []
+    assert "0.400*" in trials_text([inside]) and numbers_text([]) == "" and tuned_lines([]) == []
 
 
 @pytest.fixture
@@ -240,15 +240,15 @@ class Launcher:
         self.started: list[str] = []
         self.dies_after = dies_after
 
-    def __call__(self, title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
-        for cell in todo:
+    def __call__(self, title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
+        for planned in todo:
             if len(self.started) == self.dies_after:
                 raise KeyboardInterrupt
-            self.started.append(f"{cell.folder.parent.name} {cell.plan.seed}")
-            rate, bound = cell.run.optimizer.learning_rate, cell.run.surrogate.clip_high
-            accuracy = 0.9 - 0.1 * (math.log10(rate) + 3.5) ** 2 + 0.05 * bound - 0.01 * (cell.plan.seed % 100)
-            write_json(cell.folder / "run.json", {"identity": {}, "run_key": "x"})
-            with RunLog(cell.folder) as log:
+            self.started.append(f"{planned.folder.parent.name} {planned.plan.seed}")
+            rate, bound = planned.run.optimizer.learning_rate, planned.run.surrogate.clip_high
+            accuracy = 0.9 - 0.1 * (math.log10(rate) + 3.5) ** 2 + 0.05 * bound - 0.01 * (planned.plan.seed % 100)
+            write_json(planned.folder / "run.json", {"identity": {}, "run_key": "x"})
+            with RunLog(planned.folder) as log:
                 for step in (0, 1, 2):
                     log.write_step(step, {"budget/steps": step, HELDOUT: accuracy if step else 0.3}, {})
                 log.mark_done({"no_ops": [], "steps": 2})
@@ -258,7 +258,7 @@ class Launcher:
 @pytest.fixture
 def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher of these tests writes runs that have none."""
-    monkeypatch.setattr("grpo_lab.sweeps.cells.check_folder", lambda *_: {})
+    monkeypatch.setattr("grpo_lab.sweeps.planned_runs.check_folder", lambda *_: {})
 
 
 @pytest.mark.extended
@@ -299,7 +299,7 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
 
     # Judged runs have the numbers; another budget of trials goes on from these.
     settled = search.settled()
-    words = [settled(one).overrides for one in plan_cells(design, [])]
+    words = [settled(one).overrides for one in plan_runs(design, [])]
     assert all(f"{RATE}={chosen[position % 2].chosen.numbers[RATE]!r}" in own for position, own in enumerate(words))
     capsys.readouterr()
     show_tuning(console, search)
@@ -316,9 +316,11 @@ def test_every_arm_gets_as_many_trials_and_a_kill_changes_none(
     _tune(console, search, design, NODE, Launcher())
     record = read_sweep(sweep_folder(runs, "tuned"))
     assert record.design == NODE and [one["fingerprint"] for one in record.declared] == [design.fingerprint()]
-    (title, trials, planned), (_, cells, judged) = stages_of_sweep(runs, "tuned")
+    (title, trials, planned), (_, planned_runs, judged) = stages_of_sweep(runs, "tuned")
     assert summary(title, trials, planned) == "tuned, tuning: 16 of 16 done"
-    assert summary("tuned", cells, judged) == "tuned: 0 of 4 done" and trials[0].title == "plain trial=1 seed=100"
+    assert (
+        summary("tuned", planned_runs, judged) == "tuned: 0 of 4 done" and trials[0].title == "plain trial=1 seed=100"
+    )
     with pytest.raises(ValueError, match="tuned has no runs yet: its arms are being tuned"):
         load_sweep(runs, "tuned")
 
@@ -331,7 +333,7 @@ def test_trials_come_in_batches_that_end_at_multiples_of_the_batch(
     begun: list[tuple[str, int]] = []
     launcher = Launcher()
 
-    def launch(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+    def launch(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
         begun.append((title.partition("trials ")[2], len(todo)))
         return launcher(title, todo, finished)
 
@@ -354,7 +356,7 @@ def test_the_first_of_equal_trials_is_chosen(plan: Callable[..., Search]) -> Non
 def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
     plan: Callable[..., Search], no_identity: None, tmp_path: Path
 ) -> None:
-    def fails(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
+    def fails(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
         with RunLog(todo[0].folder) as log:
             log.mark_error(ValueError("no memory"))
         failed = JobReturn(status=JobStatus.FAILED)
@@ -364,20 +366,20 @@ def test_a_failed_trial_stops_the_sweep_and_a_collapsed_one_counts_as_zero(
     with pytest.raises(ValueError, match=r"trials failed; the same command tries again:\n  plain trial=1 seed=100: no"):
         run_tuning(Terminal(quiet=True), plan(declare()), fails)
 
-    def stopped(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
-        for cell in todo:
-            with RunLog(cell.folder) as log:
+    def stopped(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
+        for planned in todo:
+            with RunLog(planned.folder) as log:
                 log.mark_error(KeyboardInterrupt("stopped by grpo-lab stop"))
-            (cell.folder / STOP).touch()
+            (planned.folder / STOP).touch()
         return [JobReturn(status=JobStatus.FAILED) for _ in todo]
 
     with pytest.raises(ValueError, match="no run was started, because trials were stopped; the same command"):
         run_tuning(Terminal(quiet=True), plan(declare()), stopped)
 
-    def collapses(title: str, todo: Sequence[Cell], finished: int) -> list[JobReturn]:
-        for cell in todo:
-            write_json(cell.folder / "run.json", {"identity": {}, "run_key": "x"})
-            with RunLog(cell.folder) as log:
+    def collapses(title: str, todo: Sequence[PlannedRun], finished: int) -> list[JobReturn]:
+        for planned in todo:
+            write_json(planned.folder / "run.json", {"identity": {}, "run_key": "x"})
+            with RunLog(planned.folder) as log:
                 log.begin()
                 log.mark_error(FloatingPointError("the loss is nan"))
         return [JobReturn(status=JobStatus.FAILED) for _ in todo]
@@ -489,15 +491,15 @@ def test_a_tuned_sweep_that_is_killed_ends_with_the_record_of_one_that_is_not(
     tuned_sweep(killed)
     records = [read_sweep(sweep_folder(runs, NAME)) for runs in (whole, killed)]
     assert records[0].tuning == records[1].tuning and len(records[0].tuning) == 2
-    assert [cell.folder for cell in records[0].cells] == [cell.folder for cell in records[1].cells]
+    assert [entry.folder for entry in records[0].cells] == [entry.folder for entry in records[1].cells]
     assert finished(whole / "tuning") == finished(killed / "tuning") == 4 and finished(whole) == finished(killed) == 2
-    for cell in records[0].cells:
-        logs = [(runs / cell.folder / "metrics.jsonl").read_bytes() for runs in (whole, killed)]
+    for entry in records[0].cells:
+        logs = [(runs / entry.folder / "metrics.jsonl").read_bytes() for runs in (whole, killed)]
         assert logs[0] == logs[1] and logs[0]
     chosen = {one.arm: one.chosen.numbers for one in chosen_numbers(records[1])}
-    for cell in records[1].cells:
-        config = json.loads((killed / cell.folder / "run.json").read_text())["config"]
-        assert {key: config[key] for key in chosen[cell.arm]} == chosen[cell.arm]
+    for entry in records[1].cells:
+        config = json.loads((killed / entry.folder / "run.json").read_text())["config"]
+        assert {key: config[key] for key in chosen[entry.arm]} == chosen[entry.arm]
 
     # What was chosen stands in the verdict and under figures; trials are no runs of the sweep.
     data = load_sweep(killed, NAME)
@@ -520,7 +522,7 @@ OBJECTIVE = (*WORLD, "problems_per_step=4", "budget.amount=1", "objective=reward
 @pytest.mark.extended
 def test_another_sweeper_is_told_what_each_run_is_worth(compose: Callable, tmp_path: Path, tiny_base: Path) -> None:
     words = [*OBJECTIVE, f"runs_dir={tmp_path}", "seed=3"]
-    launcher = LocalCells(1, 30.0, None)
+    launcher = LocalRunLauncher(1, 30.0, None)
     (done,) = launcher.launch([words], compose, [])
     (folder,) = tmp_path.glob("*/seed=3")
     assert done.return_value == objective(folder, "reward/mean", "steps") and 0 <= done.return_value <= 1

@@ -14,7 +14,7 @@ from short_runs import SMALL, metrics_of, run_in_process
 
 from grpo_lab.config.folders import conf_folder
 from grpo_lab.run.recorder import verdict
-from grpo_lab.sweeps.status import cell_status
+from grpo_lab.sweeps.status import status_of_run
 from grpo_lab.tasks.function_reward import FunctionReward, pool_of
 from grpo_lab.tasks.tables import Table
 from grpo_lab.tracking import provenance
@@ -121,7 +121,7 @@ def test_a_run_says_how_many_responses_its_function_failed_on(tmp_path: Path) ->
     done = json.loads((folder / "DONE").read_text())
     assert 0.1 < shares[-1] < 1 and done["ungraded"] >= max(shares)
     assert f"warning: the grader failed on up to {done['ungraded']:.0%} of the responses" in verdict(folder, done)
-    assert f"ungraded {shares[-1]:.3f}" in cell_status(folder, "frail").line
+    assert f"ungraded {shares[-1]:.3f}" in status_of_run(folder, "frail").line
 
 
 def test_a_file_that_is_edited_while_a_run_goes_on_stops_it(path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_lab.analysis.sources.run_folders import read_cells
+from grpo_lab.analysis.sources.run_folders import read_runs
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.run.identity import check_folder, run_identity
-from grpo_lab.tracking.sweep_record import CellRecord
+from grpo_lab.tracking.sweep_record import RunEntry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMAND = ("world=tiny", "budget.amount=2", "evaluation=brief", "evaluation.every=1", "checkpoint_every=1")
@@ -29,7 +29,7 @@ def test_it_is_the_run_of_the_same_command_today(earlier: Path) -> None:
 
 def test_its_numbers_are_read_under_todays_names(earlier: Path) -> None:
     runs_dir = earlier.parents[1]
-    (run,) = read_cells(runs_dir, [CellRecord("plain", "", 0, "plain/seed=0")], None)
+    (run,) = read_runs(runs_dir, [RunEntry("plain", "", 0, "plain/seed=0")], None)
     assert run.row["status"] == "done" and run.row["lost"] == "" and run.row["no_ops"] == ["surrogate"]
     assert run.points["step"].tolist() == [0, 1, 2] and run.points["eval/heldout/accuracy"].tolist()[0] == 0.453125
     assert {"active_fraction/scale", "train/clip_fraction", "rollout/frac_zero_std"} <= set(run.points)

@@ -38,12 +38,12 @@ from grpo_lab.tracking.mlflow_parent import SweepResults, announce_sweep, export
 from grpo_lab.tracking.mlflow_ui import _pages
 from grpo_lab.tracking.mlflow_view import VIEW_LENGTH, VIEW_TAG, runs_path, saved_view, sweep_tag, view_path, view_state
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import CellRecord, SweepRecord, read_sweep, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, SweepRecord, read_sweep, record_sweep
 
 GROUPED = "reward/outcome", "eval/heldout/accuracy", "eval/downstream/accuracy"
 
 
-def write_cell(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[float], **changes: Any) -> CellRecord:
+def write_run(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[float], **changes: Any) -> RunEntry:
     """A finished run that logged these rewards from step 1 on, and evaluations at steps 0 and 2."""
     folder = runs / arm / f"seed={seed}"
     folder.mkdir(parents=True)
@@ -76,12 +76,12 @@ def write_cell(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[fl
                 metrics |= {"eval/heldout/accuracy": (reward or 0.0) / 2, "eval/downstream/accuracy": 0.25}
             log.write_step(step, {"budget/steps": step, "budget/sampled_tokens": 9 * step, **metrics}, {})
         log.mark_done({"no_ops": []})
-    return CellRecord(arm, "", seed, f"{arm}/seed={seed}")
+    return RunEntry(arm, "", seed, f"{arm}/seed={seed}")
 
 
-def record(runs: Path, name: str, cells: Sequence[CellRecord], uri: str | None = None) -> Path:
+def record(runs: Path, name: str, entries: Sequence[RunEntry], uri: str | None = None) -> Path:
     tracking = {"uri": uri, "experiment": "grpo_lab"} if uri else None
-    return record_sweep(runs, name, cells, None, None, "f", ["train", "-m"], "0" * 40, tracking)
+    return record_sweep(runs, name, entries, None, None, "f", ["train", "-m"], "0" * 40, tracking)
 
 
 def parent(client: MlflowClient, folder: Path) -> Any:
@@ -123,13 +123,13 @@ def client(uri: str) -> MlflowClient:
 def runs(tmp_path: Path) -> Path:
     """Two runs of plain, one of +more, which stopped a step earlier, under the sweep `two`."""
     runs = tmp_path / "runs"
-    cells = [
-        write_cell(runs, "two", "plain", 0, [0.25, 0.5, 0.75]),
-        write_cell(runs, "two", "plain", 1, [0.75, 0.5, 0.25]),
-        write_cell(runs, "two", "+more", 0, [0.5, 1.0]),
-        write_cell(runs, "two", "+more", 1, [0.0, 0.5, 1.0]),
+    entries = [
+        write_run(runs, "two", "plain", 0, [0.25, 0.5, 0.75]),
+        write_run(runs, "two", "plain", 1, [0.75, 0.5, 0.25]),
+        write_run(runs, "two", "+more", 0, [0.5, 1.0]),
+        write_run(runs, "two", "+more", 1, [0.0, 0.5, 1.0]),
     ]
-    record(runs, "two", cells)
+    record(runs, "two", entries)
     return runs
 
 
@@ -158,15 +158,15 @@ def test_the_sweep_has_the_mean_of_every_arm_where_all_of_its_runs_are(
 def test_an_arm_with_a_run_that_has_not_begun_has_no_curve_and_no_parameters(
     runs: Path, client: MlflowClient, uri: str
 ) -> None:
-    record(runs, "two", [CellRecord("plain", "", 2, "plain/seed=2")])
+    record(runs, "two", [RunEntry("plain", "", 2, "plain/seed=2")])
     sync_all(runs, uri)
     found = parent(client, runs / "sweeps/two")
     assert {name.partition("/")[2] for name in found.data.metrics} == {"plus more"} and not found.data.params
 
 
 def test_values_that_are_not_finite_are_no_part_of_a_mean(tmp_path: Path) -> None:
-    cells = [write_cell(tmp_path, "s", "a", seed, [0.5, value]) for seed, value in ((0, 1.0), (1, float("nan")))]
-    record(tmp_path, "s", cells)
+    entries = [write_run(tmp_path, "s", "a", seed, [0.5, value]) for seed, value in ((0, 1.0), (1, float("nan")))]
+    record(tmp_path, "s", entries)
     means = arm_means(read_sweep(tmp_path / "sweeps/s"), tmp_path)
     assert [(point.step, point.value) for point in means["training reward/a"]] == [(1, 0.5)]
 
@@ -184,11 +184,11 @@ def test_values_that_are_not_finite_are_no_part_of_a_mean(tmp_path: Path) -> Non
 def test_an_arm_is_named_in_metrics_as_mlflow_takes_it(
     arms: list[str], names: list[str], tmp_path: Path, uri: str, client: MlflowClient
 ) -> None:
-    cells = [
-        write_cell(tmp_path / str(at), "s", "x", 0, [0.5], run_key=str(at)) and CellRecord(arm, "", 0, f"{at}/x/seed=0")
+    entries = [
+        write_run(tmp_path / str(at), "s", "x", 0, [0.5], run_key=str(at)) and RunEntry(arm, "", 0, f"{at}/x/seed=0")
         for at, arm in enumerate(arms)
     ]
-    folder = record(tmp_path, "s", cells)
+    folder = record(tmp_path, "s", entries)
     sync_sweep(folder, uri, "grpo_lab")
     assert set(parent(client, folder).data.metrics) == {
         f"{measure}/{name}"
@@ -230,7 +230,7 @@ def test_a_sweep_that_grew_has_one_point_a_step_and_the_same_runs_below_it(
 ) -> None:
     sync_all(runs, uri)
     before = parent(client, runs / "sweeps/two")
-    record(runs, "two", [write_cell(runs, "two", "plain", 2, [1.0, 1.0, 1.0])])
+    record(runs, "two", [write_run(runs, "two", "plain", 2, [1.0, 1.0, 1.0])])
     sync_all(runs, uri)
     after = parent(client, runs / "sweeps/two")
     assert after.info.run_id != before.info.run_id
@@ -248,7 +248,7 @@ def test_a_sweep_that_grows_keeps_its_curves_until_every_new_run_has_begun(
 ) -> None:
     sync_all(runs, uri)
     before = parent(client, runs / "sweeps/two")
-    record(runs, "two", [CellRecord("plain", "", 2, "plain/seed=2")])
+    record(runs, "two", [RunEntry("plain", "", 2, "plain/seed=2")])
     sync_all(runs, uri)
     after = parent(client, runs / "sweeps/two")
     assert after.info.run_id == before.info.run_id and curves(client, after) == curves(client, before)
@@ -393,9 +393,9 @@ def test_the_command_figures_sends_them_and_a_store_that_is_away_is_a_warning(
 
 @pytest.mark.extended
 def test_a_run_that_another_sweep_made_is_on_this_sweeps_page(runs: Path, client: MlflowClient, uri: str) -> None:
-    shared = CellRecord("control", "", 0, "plain/seed=0")
-    alone = write_cell(runs, "reuses", "new", 0, [0.5, 0.5, 0.5])
-    twice = [CellRecord("same", "", 0, alone.folder), CellRecord("new", "", 0, alone.folder, same_as="same seed=0")]
+    shared = RunEntry("control", "", 0, "plain/seed=0")
+    alone = write_run(runs, "reuses", "new", 0, [0.5, 0.5, 0.5])
+    twice = [RunEntry("same", "", 0, alone.folder), RunEntry("new", "", 0, alone.folder, same_as="same seed=0")]
     record(runs, "reuses", [shared, *twice])
     sync_all(runs, uri)
     mine = parent(client, runs / "sweeps/reuses")
@@ -430,7 +430,7 @@ def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: s
 
 
 def test_a_run_that_was_sent_nowhere_is_named_as_such(runs: Path, client: MlflowClient, uri: str) -> None:
-    folder = record(runs, "reuses", [CellRecord("control", "", 0, "plain/seed=0")])
+    folder = record(runs, "reuses", [RunEntry("control", "", 0, "plain/seed=0")])
     sync_sweep(folder, uri, "grpo_lab")
     assert (
         "- control seed 0, of the sweep two: not in this experiment"
@@ -488,14 +488,14 @@ def test_the_menu_of_views_keeps_room_for_a_users_own(runs: Path, client: Mlflow
     before = experiment(client)
     for number in range(30):
         client.set_experiment_tag(before.experiment_id, f"{VIEW_TAG}{number}", '{"name": "mine"}')
-    folder = record(runs, "one", [CellRecord("plain", "", 0, "plain/seed=0")])
+    folder = record(runs, "one", [RunEntry("plain", "", 0, "plain/seed=0")])
     sync_sweep(folder, uri, "grpo_lab")
     assert experiment(client).tags[f"{VIEW_TAG}{read_sweep(folder).key}"].startswith("deflate;")
 
 
 def test_a_name_that_no_tag_can_have_is_one_tag_for_all_runs(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     name = "recipe=plain,dr_grpo," + "x" * 120
-    record(tmp_path, name, [write_cell(tmp_path, name, "plain", 0, [0.5])])
+    record(tmp_path, name, [write_run(tmp_path, name, "plain", 0, [0.5])])
     sync_all(tmp_path, uri)
     state = view_state(read_sweep(tmp_path / "sweeps" / name))
     (found,) = client.search_runs([experiment(client).experiment_id], state["searchFilter"])

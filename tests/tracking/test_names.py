@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from grpo_lab.analysis.figures.registry import FIGURES
 from grpo_lab.config.run_name import run_name
 from grpo_lab.harness.command import suites_of
-from grpo_lab.sweeps.cells import sweep_name
+from grpo_lab.sweeps.planned_runs import sweep_name
 from grpo_lab.tracking.external import _kept
 from grpo_lab.tracking.files import atomic_write
 from grpo_lab.tracking.mlflow_view import plain_name
@@ -42,7 +42,7 @@ def quoted(value: str) -> str:
 NAMES: dict[str, Callable[[str], str]] = {
     "tracking/names.py folder_name": lambda value: folder_name(["plain", f"model.path={value}"]),
     "config/run_name.py run_name": lambda value: run_name("plain", [f"model.path={quoted(value)}", "seed=1"]),
-    "sweeps/cells.py sweep_name": lambda value: sweep_name(None, [f"model.path={quoted(value)}"]),
+    "sweeps/planned_runs.py sweep_name": lambda value: sweep_name(None, [f"model.path={quoted(value)}"]),
     "tracking/mlflow_view.py _cleaned": lambda value: plain_name(f"reward.weights.{value}"),
     "tracking/external.py _kept": lambda value: _kept(f"reward/{value}"),
 }

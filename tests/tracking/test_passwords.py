@@ -15,7 +15,7 @@ import pytest
 from sweep_processes import multirun
 
 from grpo_lab.run.identity import check_folder
-from grpo_lab.sweeps.cells import STORE
+from grpo_lab.sweeps.planned_runs import STORE
 from grpo_lab.tracking.checksums import with_checksum
 from grpo_lab.tracking.files import write_json
 from grpo_lab.tracking.mlflow_exporter import sync_all

@@ -17,7 +17,7 @@ from grpo_lab.analysis.sources.mlflow_runs import load_mlflow
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.tracking import mlflow_store
 from grpo_lab.tracking.mlflow_exporter import Mlflow, sync_all
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 
 
 @pytest.mark.extended
@@ -34,8 +34,8 @@ def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registere
             "tracking.interval_seconds=0.2", "tracking.flush_seconds=100", "tracking.system_metrics=0.1",
             "cell.sweep=one", "cell.arm=base",
         )  # fmt: skip
-        cell = CellRecord("base", "", 0, str(run.relative_to(runs)))
-        record_sweep(runs, "one", [cell], None, None, "", ["test"], None, None)
+        entry = RunEntry("base", "", 0, str(run.relative_to(runs)))
+        record_sweep(runs, "one", [entry], None, None, "", ["test"], None, None)
         (report,) = [report for report in sync_all(runs) if report.folder == run]
         assert (report.error, report.points, report.status) == (None, 0, "FINISHED"), "all was sent during the run"
         sync_all(runs, address)

@@ -18,7 +18,7 @@ from grpo_lab import cli
 from grpo_lab.sweeps.progress_display import ProgressDisplay, WatchedRun
 from grpo_lab.tracking.progress import RunProgress
 from grpo_lab.tracking.run_log import RunLog
-from grpo_lab.tracking.sweep_record import CellRecord, record_sweep
+from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 from grpo_lab.tracking.terminal import Terminal, printable, say
 
 PACKAGE = Path(__file__).resolve().parents[2] / "grpo_lab"
@@ -98,7 +98,7 @@ def test_commands_show_what_a_run_wrote_as_it_is(
         log.mark_error(ValueError(HOSTILE))
     (folder / "run.json").write_text("{}")
     record_sweep(
-        tmp_path, "probe", [CellRecord("[b]x[/b]", "", 0, "plain,a=[sums]/seed=0")], None, None, "", [], None, None
+        tmp_path, "probe", [RunEntry("[b]x[/b]", "", 0, "plain,a=[sums]/seed=0")], None, None, "", [], None, None
     )
     here = ["--runs", str(tmp_path)]
     commands = (["rollouts", str(folder)], ["rollouts", "probe", *here], ["status", "probe", *here], ["status", *here])

@@ -22,8 +22,10 @@ sweep = read_sweep(sweep_folder(RUNS, "overlong"))
 
 # %%
 rows = []
-for cell in sweep.cells:
-    tables = [pd.read_parquet(path).assign(step=int(path.stem[5:])) for path in (RUNS / cell.folder).glob("rollouts/*")]
+for entry in sweep.cells:
+    tables = [
+        pd.read_parquet(path).assign(step=int(path.stem[5:])) for path in (RUNS / entry.folder).glob("rollouts/*")
+    ]
     answers = pd.concat(tables, ignore_index=True)
     answers["mode"] = answers["text"].map(answer_mode)
     for window, (first, last) in WINDOWS.items():
@@ -39,7 +41,7 @@ for cell in sweep.cells:
             "length of right": here["length"][here["outcome"] == 1].mean(),
             "length of finished wrong": here["length"][finished & (here["outcome"] == 0)].mean(),
         }
-        labels = {"level": cell.level, "arm": cell.arm, "steps": window, "seed": cell.seed}
+        labels = {"level": entry.level, "arm": entry.arm, "steps": window, "seed": entry.seed}
         rows += [{**labels, "quantity": name, "value": value} for name, value in values.items()]
 
 # %% [markdown]
@@ -58,16 +60,16 @@ pd.DataFrame(shares).round(4).to_csv(DATA / "overlong_answers.csv", index=False)
 
 # %%
 rows = []
-for cell in sweep.cells:
-    evaluated = sorted((RUNS / cell.folder).glob("eval/*"))[-1]
+for entry in sweep.cells:
+    evaluated = sorted((RUNS / entry.folder).glob("eval/*"))[-1]
     end = int(evaluated.stem[5:])
     heldout = pd.read_parquet(evaluated).query("suite == 'heldout_training'")
-    late = [path for path in (RUNS / cell.folder).glob("rollouts/*") if int(path.stem[5:]) > 0.8 * end]
+    late = [path for path in (RUNS / entry.folder).glob("rollouts/*") if int(path.stem[5:]) > 0.8 * end]
     trained = pd.concat([pd.read_parquet(path) for path in late], ignore_index=True)
     for side, answers in (("held-out", heldout), ("training", trained)):
         sums = answers["answer"].astype(int)
         for difficulty, group in answers.groupby("difficulty"):
-            row = {"level": cell.level, "arm": cell.arm, "side": side, "addends": difficulty}
+            row = {"level": entry.level, "arm": entry.arm, "side": side, "addends": difficulty}
             rows.append(row | {"accuracy": group["outcome"].mean(), "mean sum": sums[group.index].mean()})
 grouped = pd.DataFrame(rows).groupby(["level", "arm", "addends", "side"], sort=False).mean()
 grouped.round(4).to_csv(DATA / "overlong_difficulty.csv")

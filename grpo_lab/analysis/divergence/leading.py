@@ -40,7 +40,7 @@ class Indicator:
 
     field: str
     sign: int
-    words: str
+    description: str
 
 
 INDICATORS = {
@@ -224,7 +224,7 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
         if false.n:
             ends = bounds(false.low, false.high, ".2f")
             said += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs{ends}"
-        lines.append(f"  {indicator.words}: {said}")
+        lines.append(f"  {indicator.description}: {said}")
     if not lines:
         return ""
     head = [

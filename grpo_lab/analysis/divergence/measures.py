@@ -21,7 +21,7 @@ from grpo_lab.tracking.metrics import pass_at_k
 RUN = 3  # evaluations in a row that make an onset
 NOT_DETECTED, TOO_FEW = "not detected", "too few evaluations"
 # What Pc - E consists of, from training to downstream: each term is the first less the second.
-WATERFALL = {
+DECOMPOSITION = {
     "prompt_mix": ("reward", "probe"),
     "memorisation": ("probe", "heldout_training"),
     "protocol": ("heldout_training", "heldout"),
@@ -116,14 +116,14 @@ def onset(x: np.ndarray, values: np.ndarray, run: int = RUN) -> Onset:
     return Onset(float(x[found]), float(x[first]), float(x[last]), seeds, note)
 
 
-def onsets(cell: Sequence[Track]) -> dict[str, Onset]:
+def onsets(runs: Sequence[Track]) -> dict[str, Onset]:
     """The onset of the gap ("onset"), and of the fall of downstream accuracy from its best ("onset_after_peak").
 
     Runs of one arm that lack a value are left out; empty where every run lacks one. Where runs are of several base
     models, a base counts as a seed does otherwise, with the mean of its runs. A peak is looked for at every evaluation,
     so with many evaluations the fall must last longer to keep false alarms at 5%.
     """
-    whole = [track for track in cell if np.isfinite(gap(track)).all()]
+    whole = [track for track in runs if np.isfinite(gap(track)).all()]
     if not whole:
         return {}
     bases = [track.base for track in whole]
@@ -180,7 +180,7 @@ def kl_peak(a: float, b: float, observed: float) -> tuple[float, float]:
     return top, b * top
 
 
-def waterfall(track: Track) -> dict[str, np.ndarray]:
+def decomposition(track: Track) -> dict[str, np.ndarray]:
     """The gap in four parts, each a change from step 0, [K]: they add up to `gap`.
 
     prompt_mix (training responses less fixed training questions), memorisation (training less held-out questions),
@@ -188,7 +188,7 @@ def waterfall(track: Track) -> dict[str, np.ndarray]:
     """
     return {
         name: change(getattr(track, first)) - change(getattr(track, second))
-        for name, (first, second) in WATERFALL.items()
+        for name, (first, second) in DECOMPOSITION.items()
     }
 
 

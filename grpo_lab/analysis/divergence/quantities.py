@@ -15,7 +15,7 @@ from scipy import special
 from grpo_lab.analysis.divergence.reward_ranks import ranked_levels
 from grpo_lab.analysis.divergence.sharpening import sharpening, sharpening_of_level
 from grpo_lab.analysis.final_values import FinalValues
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.intervals import Interval, critical_t
 from grpo_lab.analysis.stats.multiplicity import ALPHA, holm, p_text
@@ -72,10 +72,10 @@ def _pvalue(found: Interval, bound: float) -> float:
     return float(2 * special.stdtr(n - 1, -distance / error))
 
 
-def quantity_words(one: QuantityPrediction) -> str:
+def quantity_text(one: QuantityPrediction) -> str:
     """`rank correlation of training reward with policy entropy is below -0.5`."""
     if one.quantity.startswith(RANK):
-        name = f"rank correlation of training reward with {in_words(one.quantity.removeprefix(RANK))}"
+        name = f"rank correlation of training reward with {metric_text(one.quantity.removeprefix(RANK))}"
     else:
         arm = one.quantity.removeprefix(SHARE).removeprefix("/")
         name = f"sharpening share of {arm or 'all arms'}"
@@ -96,7 +96,7 @@ def quantities_text(data: SweepData, finals: FinalValues) -> str:
     lines = ["Predictions about whole levels; base models are the observations"]
     for one in judged:
         where = f" at {data.design.factor}={one.prediction.level}" if data.design and one.prediction.level else ""
-        lines.append(f"  {one.verdict}: {quantity_words(one.prediction)}{where}")
+        lines.append(f"  {one.verdict}: {quantity_text(one.prediction)}{where}")
         p = f", Holm {p_text(one.holm)}" if not math.isnan(one.holm) else ""
         note = f" ({one.note})" if one.note else ""
         lines.append(f"    {measured_text(one)}, {one.measured.runs()}{p}{note}")
@@ -113,6 +113,6 @@ def quantities_table(data: SweepData, finals: FinalValues) -> str:
     lines = [f"{quantities_head(data.record.name)} level | measured | p | verdict |", "|---" * 5 + "|"]
     for one in judge_quantities(data, finals):
         p = "" if math.isnan(one.holm) else p_text(one.holm).removeprefix("p ").removeprefix("= ")
-        cells = (quantity_words(one.prediction), one.prediction.level, measured_text(one), p, one.verdict)
+        cells = (quantity_text(one.prediction), one.prediction.level, measured_text(one), p, one.verdict)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -44,12 +44,12 @@ class Sharpening:
 def sharpening(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], Sharpening]:
     """The sharpening share of every arm with finished runs, by level and arm."""
     gains = _all_gains(data, finals)
-    return {cell: _share(list(by_seed.items()), finals.bases) for cell, by_seed in gains.items()}
+    return {condition: _share(list(by_seed.items()), finals.bases) for condition, by_seed in gains.items()}
 
 
 def sharpening_of_level(data: SweepData, finals: FinalValues, level: str) -> Sharpening:
     """The sharpening share of all arms of a level together: the ratio of their mean gains over base models."""
-    gains = {cell: by_seed for cell, by_seed in _all_gains(data, finals).items() if cell[0] == level}
+    gains = {condition: by_seed for condition, by_seed in _all_gains(data, finals).items() if condition[0] == level}
     return _share([run for by_seed in gains.values() for run in by_seed.items()], finals.bases)
 
 
@@ -66,7 +66,7 @@ def _all_gains(data: SweepData, finals: FinalValues) -> dict[tuple[str, str], di
     }
 
 
-def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: int) -> tuple[float, float] | str:
+def _gains(start: pd.Series, finals: FinalValues, condition: tuple[str, str], seed: int) -> tuple[float, float] | str:
     """R(H_T) - R_0 and R_T - R_0 of one run, or why they are unknown."""
     temperatures = [name for name in start.index if re.fullmatch(rf"eval/{SHARPENED}\d+/entropy", str(name))]
     temperatures = [name for name in temperatures if pd.notna(start[name])]
@@ -74,7 +74,7 @@ def _gains(start: pd.Series, finals: FinalValues, cell: tuple[str, str], seed: i
         return "the initial policy was not sampled at lower temperatures (evaluation.sharpened)"
     curve = {float(start[ENTROPY]): float(start[HELDOUT])}
     curve |= {float(start[name]): float(start[f"{name.rpartition('/')[0]}/accuracy"]) for name in temperatures}
-    entropy, accuracy = (finals.of(*cell, metric).get(seed, math.nan) for metric in (ENTROPY, HELDOUT))
+    entropy, accuracy = (finals.of(*condition, metric).get(seed, math.nan) for metric in (ENTROPY, HELDOUT))
     if math.isnan(entropy) or math.isnan(accuracy):
         return "the run has no evaluation at the common budget"
     return gains_of_curve(curve, float(start[HELDOUT]), entropy, accuracy)
@@ -124,8 +124,8 @@ def sharpening_text(data: SweepData, finals: FinalValues) -> str:
         "How much of the reward gain does a lower temperature of the initial policy give? (sharpening share)",
         "  Held-out questions, training protocol; 1 means all of it, 0 none.",
     ]
-    for cell, one in found.items():
+    for condition, one in found.items():
         ends = "" if math.isnan(one.share.mean) else f"{one.share.text()}, {one.sharpened:+.3f} of {one.gained:+.3f}"
         note = one.note if math.isnan(one.share.mean) else f" ({one.note})" if one.note else ""
-        lines.append(f"  {place(data, *cell)}: {ends}{note}")
+        lines.append(f"  {place(data, *condition)}: {ends}{note}")
     return "\n".join(lines) + "\n"

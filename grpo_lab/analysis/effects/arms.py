@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo_lab.analysis.caveats import comparison, name_of
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
-from grpo_lab.analysis.metric_names import CORRECTNESS, in_words
+from grpo_lab.analysis.metric_names import CORRECTNESS, metric_text
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import mean_of_runs
 from grpo_lab.analysis.stats.intervals import (
@@ -44,7 +44,7 @@ def arms_table(data: SweepData, finals: FinalValues) -> list[str]:
     primary = data.declaration.primary if data.declaration else ""
     twice = HELDOUT if _EVALUATED in finals.values and primary != HELDOUT else ""
     metrics = [name for name in dict.fromkeys([primary, *_SHOWN]) if name in finals.values and name != twice]
-    names = [f"{_SHOWN.get(name) or in_words(name)}{' (primary)' if name == primary else ''}" for name in metrics]
+    names = [f"{_SHOWN.get(name) or metric_text(name)}{' (primary)' if name == primary else ''}" for name in metrics]
     gaps = _gaps(data, finals)
     rows, most = [["arm", "n", *names, "divergence, pp"]], 0
     for level, arm in data.run_arms:

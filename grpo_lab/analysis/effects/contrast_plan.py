@@ -51,15 +51,15 @@ class Contrast:
 
 def planned_contrasts(data: SweepData) -> list[Contrast]:
     """Every contrast of the arms of a sweep, run or not: by level, then trick."""
-    cells = _cells(data)
-    made = _conditional(data, cells)
-    made += _main(data, cells) + _interactions(data, cells, made) + _whole(data, cells, made) + _twins(data)
+    arms = _arms_by_tricks(data)
+    made = _conditional(data, arms)
+    made += _main(data, arms) + _interactions(data, arms, made) + _whole(data, arms, made) + _twins(data)
     return [replace(contrast, level=level) for level in data.levels for contrast in made]
 
 
 def is_ladder(data: SweepData) -> bool:
     """True if every arm holds all tricks of the arm before it, so that each trick has one context only."""
-    rungs = sorted(_cells(data), key=len)
+    rungs = sorted(_arms_by_tricks(data), key=len)
     return len(rungs) > 2 and all(lower < upper for lower, upper in itertools.pairwise(rungs))
 
 
@@ -67,7 +67,7 @@ def order_warning(data: SweepData) -> str:
     """The warning beside the increments of a ladder; empty for other designs."""
     if not is_ladder(data):
         return ""
-    rungs = sorted(_cells(data), key=len)
+    rungs = sorted(_arms_by_tricks(data), key=len)
     order = ", ".join(trick for lower, upper in itertools.pairwise(rungs) for trick in sorted(upper - lower))
     return (
         f"Order matters: the tricks were switched on one after the other ({order}), and each increment is that of its "
@@ -85,54 +85,54 @@ def not_run(data: SweepData, finals: FinalValues) -> list[Contrast]:
     ]
 
 
-def _cells(data: SweepData) -> dict[frozenset[str], str]:
+def _arms_by_tricks(data: SweepData) -> dict[frozenset[str], str]:
     """The combinations of tricks that were declared, each with the first arm that has it."""
-    known, cells = set(data.tricks), {}
+    known, arms = set(data.tricks), {}
     for arm in data.arms:
         if data.contents(arm) <= known:
-            cells.setdefault(data.contents(arm), arm)
-    return cells
+            arms.setdefault(data.contents(arm), arm)
+    return arms
 
 
-def _conditional(data: SweepData, cells: Mapping[frozenset[str], str]) -> list[Contrast]:
+def _conditional(data: SweepData, arms: Mapping[frozenset[str], str]) -> list[Contrast]:
     everything, ladder = frozenset(data.tricks), is_ladder(data)
     control = data.contents(data.control)
     start = frozenset[str]() if control == everything else control
     found = []
-    for trick, (lower, arm) in itertools.product(data.tricks, cells.items()):
+    for trick, (lower, arm) in itertools.product(data.tricks, arms.items()):
         upper = lower | {trick}
-        if trick in lower or upper not in cells:
+        if trick in lower or upper not in arms:
             continue
         if ladder:
             kind, context = "given", f"after {arm}"
         elif lower == start and upper != control:
             kind, context = "added", f"added to {arm}"
         elif upper == everything:
-            kind, context = "left_out", f"inside {cells[upper]}"
+            kind, context = "left_out", f"inside {arms[upper]}"
         else:
             kind, context = "given", f"given {arm}"
-        found.append(Contrast("", trick, kind, context, {cells[upper]: 1, arm: -1}, frozenset({cells[upper]})))
+        found.append(Contrast("", trick, kind, context, {arms[upper]: 1, arm: -1}, frozenset({arms[upper]})))
     return sorted(found, key=lambda contrast: (data.tricks.index(contrast.trick), KINDS.index(contrast.kind)))
 
 
-def _main(data: SweepData, cells: Mapping[frozenset[str], str]) -> list[Contrast]:
+def _main(data: SweepData, arms: Mapping[frozenset[str], str]) -> list[Contrast]:
     """Where all 2^k combinations are there."""
-    if len(data.tricks) < 2 or len(cells) < 2 ** len(data.tricks):
+    if len(data.tricks) < 2 or len(arms) < 2 ** len(data.tricks):
         return []
-    contexts = len(cells) // 2
+    contexts = len(arms) // 2
     found = []
     for trick in data.tricks:
-        weights = {arm: (1 if trick in on else -1) / contexts for on, arm in cells.items()}
-        having = frozenset(arm for on, arm in cells.items() if trick in on)
+        weights = {arm: (1 if trick in on else -1) / contexts for on, arm in arms.items()}
+        having = frozenset(arm for on, arm in arms.items() if trick in on)
         found.append(Contrast("", trick, "main", f"average over {contexts} contexts", weights, having))
     return found
 
 
 def _interactions(
-    data: SweepData, cells: Mapping[frozenset[str], str], conditional: Sequence[Contrast]
+    data: SweepData, arms: Mapping[frozenset[str], str], conditional: Sequence[Contrast]
 ) -> list[Contrast]:
     """Of pairs of tricks where four arms show one; else, and in a two-sided design, of a trick with all others."""
-    pairs = [found for pair in itertools.combinations(data.tricks, 2) if (found := _pair(pair, cells))]
+    pairs = [found for pair in itertools.combinations(data.tricks, 2) if (found := _pair(pair, arms))]
     two_sided = data.design is not None and data.design.kind is Kind.two_sided and len(data.tricks) > 2
     if pairs and not two_sided:
         return pairs
@@ -147,28 +147,28 @@ def _interactions(
     return found
 
 
-def _pair(pair: tuple[str, str], cells: Mapping[frozenset[str], str]) -> Contrast | None:
+def _pair(pair: tuple[str, str], arms: Mapping[frozenset[str], str]) -> Contrast | None:
     first, second = ({trick} for trick in pair)
     squares = [
-        [lower | first | second, lower | first, lower | second, lower] for lower in cells if not lower & set(pair)
+        [lower | first | second, lower | first, lower | second, lower] for lower in arms if not lower & set(pair)
     ]
-    squares = [square for square in squares if all(corner in cells for corner in square)]
+    squares = [square for square in squares if all(corner in arms for corner in square)]
     if not squares:
         return None
     signs = (1, -1, -1, 1)
-    weights = {cells[on]: sign / len(squares) for square in squares for on, sign in zip(square, signs)}
-    context = f"beyond both added to {cells[squares[0][3]]}"
+    weights = {arms[on]: sign / len(squares) for square in squares for on, sign in zip(square, signs)}
+    context = f"beyond both added to {arms[squares[0][3]]}"
     context = context if len(squares) == 1 else f"average over {len(squares)} contexts"
-    having = frozenset(cells[square[0]] for square in squares)
+    having = frozenset(arms[square[0]] for square in squares)
     return Contrast("", " with ".join(pair), "interaction", context, weights, having)
 
 
-def _whole(data: SweepData, cells: Mapping[frozenset[str], str], conditional: Sequence[Contrast]) -> list[Contrast]:
+def _whole(data: SweepData, arms: Mapping[frozenset[str], str], conditional: Sequence[Contrast]) -> list[Contrast]:
     """The arm with everything, and any arm that no single trick tells from another, less the control."""
     paired = {arm for contrast in conditional for arm in contrast.weights}
     control, everything = data.contents(data.control), frozenset(data.tricks)
     found = []
-    for on, arm in cells.items():
+    for on, arm in arms.items():
         if len(on ^ control) > 1 and (on == everything or arm not in paired):
             weights = {arm: 1, data.control: -1}
             found.append(Contrast("", arm, "whole", f"against {data.control}", weights, frozenset({arm})))

@@ -82,7 +82,7 @@ class TrickEffect:
         return self.interval.n
 
     @property
-    def resolved(self) -> bool:
+    def significant(self) -> bool:
         """True if the effect is significant: the adjusted p is below .05."""
         return self.p_adjusted < ALPHA and self.comparison.sign != 0
 
@@ -91,17 +91,17 @@ class TrickEffect:
 class Disagreement:
     """A trick that raises training reward and lowers downstream accuracy, or the reverse.
 
-    `resolved` says that both adjusted p are below .05. Otherwise only the estimates have opposite signs.
+    `significant` says that both adjusted p are below .05. Otherwise only the estimates have opposite signs.
     """
 
     reward: TrickEffect
     downstream: TrickEffect
-    resolved: bool
+    significant: bool
 
     @property
     def text(self) -> str:
         """The disagreement in one sentence part, shares."""
-        sure = "both adjusted p are below .05" if self.resolved else "within noise"
+        sure = "both adjusted p are below .05" if self.significant else "within noise"
         return (
             f"{self.reward.contrast.name} changes training reward by {self.reward.interval.text('+')} and downstream "
             f"accuracy by {self.downstream.interval.text('+')}: {sure}"
@@ -122,7 +122,9 @@ def trick_effects(data: SweepData, finals: FinalValues, metrics: Iterable[str] |
     """
     primary = data.declaration.primary if data.declaration else None
     planned = planned_contrasts(data)
-    collapsed = {cell: int(runs["collapsed"].sum()) for cell, runs in groups_of(finals.values, ["level", "arm"])}
+    collapsed = {
+        condition: int(runs["collapsed"].sum()) for condition, runs in groups_of(finals.values, ["level", "arm"])
+    }
     found = []
     for metric in dict.fromkeys(effect_metrics(data) if metrics is None else metrics):
         final = _by_seed(finals, metric)
@@ -192,9 +194,9 @@ def _adjusted(effects: Sequence[TrickEffect], correction: str) -> list[TrickEffe
 
 
 def disagreements(effects: Iterable[TrickEffect]) -> list[Disagreement]:
-    """The tricks whose effects on training reward and on downstream accuracy have opposite signs, resolved ones first.
+    """The tricks whose effects on training reward and on downstream accuracy have opposite signs.
 
-    Interactions are not effects of one trick and are left out.
+    Significant ones come first. Interactions are not effects of one trick and are left out.
     """
     found = []
     by_metric: dict[str, list[TrickEffect]] = {TRAINING_REWARD: [], DOWNSTREAM: []}
@@ -205,8 +207,8 @@ def disagreements(effects: Iterable[TrickEffect]) -> list[Disagreement]:
     for effect in by_metric[TRAINING_REWARD]:
         other = downstream.get((effect.contrast.level, effect.contrast.name))
         if other and effect.interval.mean * other.interval.mean < 0:
-            found.append(Disagreement(effect, other, effect.resolved and other.resolved))
-    return sorted(found, key=lambda disagreement: not disagreement.resolved)
+            found.append(Disagreement(effect, other, effect.significant and other.significant))
+    return sorted(found, key=lambda disagreement: not disagreement.significant)
 
 
 # --- at other budgets -----------------------------------------------------------------------------------------
@@ -224,20 +226,20 @@ class AtBudget:
 class AxisFlip:
     """A contrast whose estimate is above 0 at some equal budgets and below 0 at others.
 
-    `resolved` says that the adjusted p is below .05 on some axis of either side. Otherwise the flip is within noise.
+    `significant` says that the adjusted p is below .05 on some axis of either side. Otherwise the flip is within noise.
     """
 
     contrast: Contrast
     metric: str
     above: tuple[str, ...]  # axes
     below: tuple[str, ...]
-    resolved: bool
+    significant: bool
 
     @property
     def text(self) -> str:
         """The flip in one sentence part."""
         above, below = (", ".join(axes).replace("_", " ") for axes in (self.above, self.below))
-        sure = "adjusted p below .05 on both sides" if self.resolved else "within noise"
+        sure = "adjusted p below .05 on both sides" if self.significant else "within noise"
         return f"{self.contrast.name} is above 0 at equal {above}, below 0 at equal {below}: {sure}"
 
 
@@ -261,7 +263,7 @@ def effects_on_axes(data: SweepData, metrics: Sequence[str], axes: Iterable[str]
 
 
 def sign_flips(on_axes: Mapping[str, AtBudget]) -> list[AxisFlip]:
-    """The contrasts whose sign depends on the budget axis, resolved ones first."""
+    """The contrasts whose sign depends on the budget axis, significant ones first."""
     grouped: dict[tuple[str, str, str], dict[str, TrickEffect]] = {}
     for axis, at in on_axes.items():
         for effect in at.effects:
@@ -272,10 +274,10 @@ def sign_flips(on_axes: Mapping[str, AtBudget]) -> list[AxisFlip]:
         above = tuple(axis for axis, effect in by_axis.items() if effect.interval.mean > 0)
         below = tuple(axis for axis, effect in by_axis.items() if effect.interval.mean < 0)
         if above and below:
-            sure = any(by_axis[axis].resolved for axis in above) and any(by_axis[axis].resolved for axis in below)
+            sure = any(by_axis[axis].significant for axis in above) and any(by_axis[axis].significant for axis in below)
             any_effect = by_axis[above[0]]
             found.append(AxisFlip(any_effect.contrast, any_effect.metric, above, below, sure))
-    return sorted(found, key=lambda flip: not flip.resolved)
+    return sorted(found, key=lambda flip: not flip.significant)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import pandas as pd
 
 from grpo_lab.analysis.effects.verdict import asked_for, decide, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values, is_rated
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
@@ -260,12 +260,12 @@ def simulated_power(
     bases = {one: base for one in seeds if (base := design.base_of(one)) is not None}
     of = np.array([sorted(set(bases.values())).index(bases[one]) if bases else 0 for one in seeds])
     pairs = [(one, *places_of(design, one)) for one in design.predictions]
-    cells = list(dict.fromkeys((place, one.metric) for one, *both in pairs for place in both))
+    measured = list(dict.fromkeys((place, one.metric) for one, *both in pairs for place in both))
     met = {metric: _met(scatter, len(bases_run(design)) > 1) for metric, scatter in scatters.items()}
     found = 0
     for _ in range(trials):
         values = {}
-        for place, metric in cells:
+        for place, metric in measured:
             scatter = met[metric]
             between = 0.0 if math.isnan(scatter.between) else scatter.of_bases
             within = 0.0 if math.isnan(scatter.within) else scatter.of_seeds
@@ -317,7 +317,7 @@ def power_text(
         f"standard deviations from {data.source}; final values at {finals.at}",
     ]
     for name in [metric] if metric else metrics:
-        lines += ["", in_words(name) + (" (the metric that decides)" if name == design.primary else "")]
+        lines += ["", metric_text(name) + (" (the metric that decides)" if name == design.primary else "")]
         if name in missing:
             lines.append(f"  {missing[name]}")
             continue

@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import TOKENS, FinalValues, is_rated, reached, share_of_gain, token_curves
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.settings import Condition
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.comparison import compare
@@ -35,7 +35,7 @@ def has_speed(metric: str) -> bool:
 
 
 def token_ratio(
-    data: SweepData, finals: FinalValues, cell: Condition, control: Condition, metric: str, share: float
+    data: SweepData, finals: FinalValues, condition: Condition, control: Condition, metric: str, share: float
 ) -> Interval:
     """Tokens to `share` of the control's gain, arm over control: the geometric mean over seeds with its interval.
 
@@ -43,12 +43,12 @@ def token_ratio(
     the arm never reach it, or are there at step 0; the mean is then over the others.
     """
     points = _evaluated(data, metric)
-    curves = {place: token_curves(points, place, metric) for place in (cell, control)}
+    curves = {place: token_curves(points, place, metric) for place in (condition, control)}
     ratios: dict[int, float] = {}
-    for seed in sorted(curves[cell].keys() & curves[control].keys()):
+    for seed in sorted(curves[condition].keys() & curves[control].keys()):
         target = share_of_gain(curves[control][seed], finals.of(*control, metric).get(seed, math.nan), share)
         if not math.isnan(target):
-            ratios[seed] = reached(*curves[cell][seed], target) / reached(*curves[control][seed], target)
+            ratios[seed] = reached(*curves[condition][seed], target) / reached(*curves[control][seed], target)
     known = {seed: math.log(ratio) for seed, ratio in ratios.items() if math.isfinite(ratio) and ratio > 0}
     found = compare(known, finals.bases, grouped=False).whole
     ends = (math.exp(value) for value in (found.mean, found.low, found.high))
@@ -67,11 +67,11 @@ def _evaluated(data: SweepData, metric: str) -> pd.DataFrame:
     return data.counted_columns([metric, TOKENS])
 
 
-def speed_text(data: SweepData, finals: FinalValues, cell: Condition, control: Condition, metric: str) -> str:
+def speed_text(data: SweepData, finals: FinalValues, condition: Condition, control: Condition, metric: str) -> str:
     """`1.94 [1.64, 2.29] to half, 1.50 [1.20, 1.90] to 90%`; "" where there is none."""
     parts = []
     for share in SHARES:
-        ratio = token_ratio(data, finals, cell, control, metric, share)
+        ratio = token_ratio(data, finals, condition, control, metric, share)
         name = "half" if share == 0.5 else f"{share:.0%}"
         if not ratio.n:
             parts += [f"{name} {ratio.why}"] if ratio.why else []
@@ -94,7 +94,7 @@ def speeds_text(data: SweepData, finals: FinalValues) -> str:
     if not lines:
         return ""
     head = [
-        f"Speed, post hoc: sampled tokens to half and 90% of the gain of {data.control} in {in_words(metric)}",
+        f"Speed, post hoc: sampled tokens to half and 90% of the gain of {data.control} in {metric_text(metric)}",
         "  As a ratio to the control, paired by seed, geometric mean and 95% CI; above 1 the arm is slower.",
     ]
     return "\n".join([*head, *lines]) + "\n"

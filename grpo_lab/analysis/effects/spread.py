@@ -6,7 +6,7 @@ import math
 
 from grpo_lab.analysis.caveats import place
 from grpo_lab.analysis.final_values import FinalValues, is_rated
-from grpo_lab.analysis.metric_names import in_words
+from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.stats.collapse import Count
 from grpo_lab.analysis.stats.comparison import HARM, base_means
@@ -50,7 +50,7 @@ def spread_text(data: SweepData, finals: FinalValues) -> str:
     unit = "base models" if several else "seeds"
     of = "seeds within a base model" if several and len(finals.bases) > len(set(finals.bases.values())) else unit
     head = [
-        f"How far runs differ and how many lose, on {in_words(metric)}",
+        f"How far runs differ and how many lose, on {metric_text(metric)}",
         f"  First the standard deviation of {of} over that of {data.control}, with its 95% CI.",
         f"  Then the {unit} that lose and the runs that collapse, with the exact 95% CI of their share; unadjusted.",
     ]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from grpo_lab.analysis.final_values import FinalValues
 from grpo_lab.analysis.metric_names import title
-from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, tuned_in_words
+from grpo_lab.analysis.sources.chosen_numbers import ChosenNumbers, tuned_lines
 from grpo_lab.analysis.sources.sweep_data import LABELS, SweepData
 from grpo_lab.analysis.table_rows import aligned, rows_of
 from grpo_lab.config.design import Design
@@ -112,7 +112,7 @@ def numbers_text(found: Sequence[ChosenNumbers]) -> str:
     """A table of the numbers that tuning chose for every arm, and what to know of it; empty without a tuning."""
     if not found:
         return ""
-    said, *ends = tuned_in_words(found)
+    said, *ends = tuned_lines(found)
     return "\n".join([said, *numbers_table(found), *ends])
 
 

@@ -12,7 +12,7 @@ from grpo_lab.analysis.effects.arms import arms_table
 from grpo_lab.analysis.effects.manipulation_checks import failed_checks
 from grpo_lab.analysis.effects.tuned import numbers_table
 from grpo_lab.analysis.final_values import BEYOND, MASKED_SHARE, OVERSTATEMENT, FinalValues, is_rated
-from grpo_lab.analysis.metric_names import in_words, title
+from grpo_lab.analysis.metric_names import metric_text, title
 from grpo_lab.analysis.sources.chosen_numbers import chosen_numbers
 from grpo_lab.analysis.sources.matched_norms import matched_norms, norms_table
 from grpo_lab.analysis.sources.sweep_data import SweepData
@@ -188,7 +188,7 @@ def count_limit(count: CountPrediction) -> str:
 def count_text(data: SweepData, finals: FinalValues, count: CountPrediction) -> str:
     """Verdict and measured number of base models, with the exact 95% CI of the share."""
     found, unit = counted(finals, count), "base models" if len(set(finals.bases.values())) > 1 else "runs"
-    where = f"{place(data, count.level, count.arm)} has {in_words(count.metric)} above {count.above:g}"
+    where = f"{place(data, count.level, count.arm)} has {metric_text(count.metric)} above {count.above:g}"
     measured = (
         f"in {found.text} {unit}; predicted {count_limit(count)}" if found.of else f"in {count_limit(count)} {unit}"
     )
@@ -290,7 +290,7 @@ def _predictions(data: SweepData, design: Design, finals: FinalValues) -> list[s
             continue
         prediction, difference = judgement.prediction, judgement.difference
         main = " (the metric that decides)" if prediction.metric == design.primary else ""
-        lines.append(f"  {judgement.verdict}: {claim(data, judgement)} on {in_words(prediction.metric)}{main}")
+        lines.append(f"  {judgement.verdict}: {claim(data, judgement)} on {metric_text(prediction.metric)}{main}")
         if judgement.verdict == "manipulation check failed":
             lines.append(f"    {judgement.reason}")
             continue
@@ -320,9 +320,11 @@ def beside(data: SweepData, finals: FinalValues, judgement: Judgement) -> list[s
     lines = [f"no interval: {found.whole.why}"] if found.whole.not_reported else []
     if found.mixed and found.alive.n:
         lines.append(f"in the pairs without a collapse {found.alive.text('+')}, {found.alive.runs()}")
-    counts = [finals.collapses(*cell) for cell in compared]
+    counts = [finals.collapses(*condition) for condition in compared]
     if any(count.number for count in counts):
-        named = " against ".join(f"{count.text} of {place(data, *cell)}" for count, cell in zip(counts, compared))
+        named = " against ".join(
+            f"{count.text} of {place(data, *condition)}" for count, condition in zip(counts, compared)
+        )
         lines.append(f"collapsed: {named}; Barnard {p_text(barnard(*counts))}")
     if judgement.margin is not None and not math.isnan(judgement.equivalent):
         lines.append(f"equivalence within {judgement.margin:g} (TOST): Holm {p_text(judgement.equivalent)}")
@@ -342,7 +344,7 @@ def _omnibus(data: SweepData, finals: FinalValues) -> list[str]:
                 continue
             ends = found.omnibus.shrunken
             low, high = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-            lines.append(f"  {place(data, level, in_words(metric))}: {found.omnibus.text}")
+            lines.append(f"  {place(data, level, metric_text(metric))}: {found.omnibus.text}")
             lines.append(f"    shrunken means from {ends[low]:.3f} ({low}) to {ends[high]:.3f} ({high})")
     return ["Do the arms differ at all? Omnibus F test, base models as blocks", *lines] if lines else []
 

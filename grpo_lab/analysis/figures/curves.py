@@ -17,7 +17,7 @@ from grpo_lab.analysis.figures.panels import (
     arm_rows,
     at_level,
     draw_line,
-    drawn_cells,
+    drawn_conditions,
     seeds_text,
 )
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing, sentences
@@ -72,7 +72,7 @@ def curve_numbers(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     downstream = means[means["series"] == DOWNSTREAM].reset_index(drop=True)
     peaks = downstream.loc[downstream.groupby(LINE)["value"].idxmax()].assign(part="peak")
     marks = [own.drop(columns=["low", "high"]) for own in (ends, peaks)]
-    divergence = divergence_of(data, finals, drawn_cells(data, curves))
+    divergence = divergence_of(data, finals, drawn_conditions(data, curves))
     return numbers_table([lines, *marks, divergence[divergence["x"].notna()]]).round(6)
 
 
@@ -86,7 +86,7 @@ def draw_curves(data: SweepData, finals: FinalValues) -> Drawn | str:
     numbers = curve_numbers(data, finals)
     if numbers.empty:
         return f"no run logged any of {', '.join(SERIES)}"
-    places, over = drawn_cells(data, numbers), _over(data, finals)
+    places, over = drawn_conditions(data, numbers), _over(data, finals)
     rows, seeds = len(arm_rows(data, places)), numbers[numbers["part"] == "seed"]
     bands = "bold: mean over runs; band: its 95% t interval; thin: single seeds"
     if numbers["n"].max() < FOR_INTERVAL:
@@ -114,10 +114,12 @@ def _over(data: SweepData, finals: FinalValues) -> dict[Condition, str]:
     curves = _curves(data, finals)
     seeds = curves[curves["reached"]].groupby(["level", "arm"])["seed"].nunique()
     texts = {}
-    for cell, change in gap_changes(data, finals, drawn_cells(data, curves)).items():
-        n = int(seeds.get(cell, 0))
-        texts[cell] = f"{seeds_text(n, data.seeds_planned(*cell), finals.stopped(*cell))}\n{gap_text(change)}"
-        texts[cell] += f" (n = {change.n})" if change.n not in (0, n) else ""
+    for condition, change in gap_changes(data, finals, drawn_conditions(data, curves)).items():
+        n = int(seeds.get(condition, 0))
+        texts[condition] = (
+            f"{seeds_text(n, data.seeds_planned(*condition), finals.stopped(*condition))}\n{gap_text(change)}"
+        )
+        texts[condition] += f" (n = {change.n})" if change.n not in (0, n) else ""
     return texts
 
 
@@ -151,7 +153,7 @@ def _legend(numbers: pd.DataFrame) -> list[Entry]:
 
 
 def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str:
-    places, drawn = drawn_cells(data, numbers), set(numbers["part"])
+    places, drawn = drawn_conditions(data, numbers), set(numbers["part"])
     absent = [arm for arm in data.arms if arm not in {arm for _, arm in places}]
     absent += [at_level(data, level).strip() for level in data.levels if level not in {level for level, _ in places}]
     curves = _curves(data, finals)
@@ -165,7 +167,7 @@ def _caption(data: SweepData, finals: FinalValues, numbers: pd.DataFrame) -> str
         "Ring: picked on these data, so a little too high.": "peak" in drawn,
         _onset_text(divergence_of(data, finals, places)): True,
         "Bar: a mean ends with the shortest of its seeds.": "end" in drawn,
-        "Means leave out runs that collapsed before that.": any(finals.stopped(*cell) for cell in places),
+        "Means leave out runs that collapsed before that.": any(finals.stopped(*condition) for condition in places),
         f"Grey line: {finals.at}, beyond which not every run goes.": beyond,
         **dict.fromkeys(shortfalls(data, finals, list(SERIES)), True),
         f"Not run: {', '.join(absent)}.": absent,

@@ -17,7 +17,7 @@ from grpo_lab.analysis.figures.panels import at_level, collapse_note
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, drawing, in_lines
 from grpo_lab.analysis.final_values import DOWNSTREAM, HELDOUT, FinalValues
 from grpo_lab.analysis.sources.sweep_data import SweepData
-from grpo_lab.analysis.tables.dose import FEWEST, Dose, dose
+from grpo_lab.analysis.tables.dose_response import FEWEST, SweptSetting, swept_setting
 from grpo_lab.analysis.tables.final import finals_of
 
 OUTCOME = "reward/outcome"
@@ -31,7 +31,7 @@ _BANDS = "line: mean over runs; bars: its 95% t interval, levels moved apart; do
 _NO_BANDS = "line: mean over runs, too few for an interval; dots: single seeds"
 
 
-def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFrame:
+def dose_response_numbers(data: SweepData, finals: FinalValues, found: SweptSetting) -> pd.DataFrame:
     """Every number the figure shows: `tables.final.finals_of` in percent; `x` is the arm's value of the number."""
     table = finals_of(data, finals, list(PANELS), scale=100)
     table = table[table["arm"].isin(list(found.values))]
@@ -40,14 +40,14 @@ def dose_numbers(data: SweepData, finals: FinalValues, found: Dose) -> pd.DataFr
 
 def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | str:
     """The figure `<sweep>_dose_response`, or why there is none."""
-    found, counted = dose(data), set(finals.values["arm"])
+    found, counted = swept_setting(data), set(finals.values["arm"])
     if found is None:
         return f"the arms are not {FEWEST} or more values of one number"
     if sum(arm in counted for arm in found.values) < FEWEST:
         return f"fewer than {FEWEST} of its values have a finished run"
     if not any(metric in finals.values for metric in PANELS):
         return "no run logged a training outcome or an accuracy"
-    numbers = dose_numbers(data, finals, found)
+    numbers = dose_response_numbers(data, finals, found)
     name = f"{data.record.name}_dose_response"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
     levels = [level for level in data.levels if (numbers["level"] == level).any()]
@@ -64,7 +64,7 @@ def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | str:
     return Drawn(name, figure, numbers, bands, caption=" ".join([caption, collapse_note(data, finals)]).strip())
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, found: Dose, look: Mapping[str, Look]) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, found: SweptSetting, look: Mapping[str, Look]) -> None:
     """One metric, a line per level; the values stand at equal distances, bars of levels beside each other."""
     places = {arm: place for place, arm in enumerate(found.values)}
     for number, (level, own_look) in enumerate(look.items()):

@@ -38,32 +38,32 @@ def arranged(arms: Sequence[str]) -> list[list[str]]:
     return [list(arms[start : start + columns]) for start in range(0, len(arms), columns)]
 
 
-def drawn_cells(data: SweepData, numbers: pd.DataFrame) -> list[Condition]:
+def drawn_conditions(data: SweepData, numbers: pd.DataFrame) -> list[Condition]:
     """Every level and arm of a table, in declared order."""
     found = set(zip(numbers["level"], numbers["arm"]))
     return [(level, arm) for level in data.levels for arm in data.arms if (level, arm) in found]
 
 
-def arm_rows(data: SweepData, cells: Sequence[Condition]) -> list[tuple[str, list[str]]]:
+def arm_rows(data: SweepData, conditions: Sequence[Condition]) -> list[tuple[str, list[str]]]:
     """The rows of panels of a figure with one panel per arm and level: a level, and its arms in that row."""
-    arms = [arm for arm in data.arms if arm in {arm for _, arm in cells}]
-    return [(level, row) for level in data.levels if level in {at for at, _ in cells} for row in arranged(arms)]
+    arms = [arm for arm in data.arms if arm in {arm for _, arm in conditions}]
+    return [(level, row) for level in data.levels if level in {at for at, _ in conditions} for row in arranged(arms)]
 
 
 def arm_panels(
     figure: Figure,
     data: SweepData,
-    cells: Sequence[Condition],
+    conditions: Sequence[Condition],
     over: Mapping[Condition, str],
     labels: tuple[str, str],
     titles: Mapping[str, str] | None = None,
 ) -> dict[Condition, Axes]:
-    """A panel for every arm of `cells` at every level, with its name and what stands `over` it.
+    """A panel for every arm of `conditions` at every level, with its name and what stands `over` it.
 
     Levels that were evaluated alike share the y axis. `labels` are those of the x axes and the y axes; `titles`
     replace names of arms that say too little.
     """
-    rows = arm_rows(data, cells)
+    rows = arm_rows(data, conditions)
     columns = len(rows[0][1])
     shared = True if levels_alike(data) else "row"
     grid = figure.subplots(len(rows), columns, sharex=True, sharey=shared, squeeze=False)

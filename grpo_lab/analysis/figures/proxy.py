@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from grpo_lab.analysis.figures.palette import BLACK, BLUE, VERMILLION, Look
-from grpo_lab.analysis.figures.panels import arm_panels, arm_rows, draw_line, drawn_cells, seeds_text
+from grpo_lab.analysis.figures.panels import arm_panels, arm_rows, draw_line, drawn_conditions, seeds_text
 from grpo_lab.analysis.figures.style import Drawn, FigureKind, budget_label, drawing
 from grpo_lab.analysis.final_values import HELDOUT, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
@@ -58,7 +58,7 @@ def draw_proxy(
     heading = heading or (data.design.question if data.design else "Does training reward track accuracy?")
     curves = curves_of(data, finals, list(SERIES))
     curves = curves[curves["arm"].isin(arms or data.arms)]
-    numbers, places = _numbers(curves, finals), drawn_cells(data, curves)
+    numbers, places = _numbers(curves, finals), drawn_conditions(data, curves)
     label, formatter = budget_label(finals.axis, finals.budget)
     several = len(set(finals.bases.values())) > 1
     bands = f"thin: single runs; bold: mean over {'base models' if several else 'seeds'}"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from grpo_lab.analysis.figures.palette import FAINT, Look, looks
-from grpo_lab.analysis.figures.panels import draw_line, drawn_cells, level_label
+from grpo_lab.analysis.figures.panels import draw_line, drawn_conditions, level_label
 from grpo_lab.analysis.figures.style import SMALL, Drawn, FigureKind, budget_label, drawing, in_lines, sentences
 from grpo_lab.analysis.final_values import TRUNCATED, FinalValues
 from grpo_lab.analysis.sources.settings import Condition
@@ -89,7 +89,7 @@ def draw_step_metrics(data: SweepData, finals: FinalValues) -> Drawn | str:
     if not metrics:
         return "no run logged a step metric that is not 0 throughout"
     numbers = _numbers(curves, data, finals)
-    levels = list(dict.fromkeys(level for level, _ in drawn_cells(data, curves)))
+    levels = list(dict.fromkeys(level for level, _ in drawn_conditions(data, curves)))
     columns = len(levels) if len(levels) > 1 else 2
     rows = math.ceil(len(metrics) * len(levels) / columns)
     look, bands = looks(data.arms, data.control), _bands(numbers)
@@ -156,7 +156,7 @@ def _bands(numbers: pd.DataFrame) -> str:
 
 
 def _caption(data: SweepData, finals: FinalValues, curves: pd.DataFrame) -> str:
-    places, logged, moved = drawn_cells(data, curves), set(curves["metric"]), _moved(curves)
+    places, logged, moved = drawn_conditions(data, curves), set(curves["metric"]), _moved(curves)
     zero = [shown for shown in STEP_METRICS if shown.metric in logged and shown not in moved]
     return sentences({
         _seeds(data, places): True,

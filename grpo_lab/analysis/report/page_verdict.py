@@ -137,10 +137,10 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) 
     here = rows[rows["arm"] != ""]
     known = {*here.loc[here["value"].notna(), "metric"], *list(HEADLINE)[:3]}
     shown = {name: words for name, words in HEADLINE.items() if name in known}
-    by_arm = {cell: arm.set_index("metric") for cell, arm in groups_of(here, ["level", "arm"], sort=False)}
+    by_arm = {condition: arm.set_index("metric") for condition, arm in groups_of(here, ["level", "arm"], sort=False)}
     lines = [
-        [place(data, *cell), _seeds(finals, cell, arm), *(_measure(row_at(arm, name)) for name in shown)]
-        for cell, arm in by_arm.items()
+        [place(data, *condition), _seeds(finals, condition, arm), *(_measure(row_at(arm, name)) for name in shown)]
+        for condition, arm in by_arm.items()
     ]
     caption = f"Divergence by arm; brackets: {finals.brackets}, of onsets the range with a seed left out"
     return {
@@ -149,8 +149,8 @@ def _divergence(data: SweepData, finals: FinalValues, divergence: pd.DataFrame) 
     }
 
 
-def _seeds(finals: FinalValues, cell: tuple[str, str], arm: pd.DataFrame) -> str:
-    collapsed = finals.stopped(*cell)
+def _seeds(finals: FinalValues, condition: tuple[str, str], arm: pd.DataFrame) -> str:
+    collapsed = finals.stopped(*condition)
     return f"{arm['n'].max()}{f', {collapsed} collapsed left out' if collapsed else ''}"
 
 
@@ -166,7 +166,7 @@ def _opened(data: SweepData, by_arm: Mapping[tuple[str, str], pd.DataFrame]) -> 
     """The arms whose gap, or drop after the peak, is significantly above zero."""
     parts = []
     for name, words in _OPENED.items():
-        found = {place(data, *cell): row_at(arm, name) for cell, arm in by_arm.items() if name in arm.index}
+        found = {place(data, *condition): row_at(arm, name) for condition, arm in by_arm.items() if name in arm.index}
         lows = {arm: row["low"] for arm, row in found.items() if row["n"] >= FOR_INTERVAL}
         above = [arm for arm, low in lows.items() if low > 0]
         if not lows:
@@ -213,8 +213,8 @@ def _tricks(data: SweepData, finals: FinalValues, others: Mapping[str, FinalValu
     apart = disagreements(effects)
     return {
         "table": _effects(data, finals, effects, metrics),
-        "opposite": [_disagreement(data, one) for one in apart if one.resolved],
-        "within_noise": nested(_disagreement(data, one) for one in apart if not one.resolved),
+        "opposite": [_disagreement(data, one) for one in apart if one.significant],
+        "within_noise": nested(_disagreement(data, one) for one in apart if not one.significant),
         "flips": nested(
             f"Depends on the budget axis, {title(flip.metric)}: {flip.text}." for flip in sign_flips(on_axes)
         ),
@@ -264,5 +264,5 @@ def _disagreement(data: SweepData, found: Disagreement) -> str:
     return (
         f"{place(data, contrast.level, contrast.name)} {up} training reward "
         f"({change_text(reward.interval, reward.metric)}) and {down} downstream accuracy "
-        f"({change_text(downstream.interval, downstream.metric)}): {adjusted if found.resolved else 'within noise'}."
+        f"({change_text(downstream.interval, downstream.metric)}): {adjusted if found.significant else 'within noise'}."
     )

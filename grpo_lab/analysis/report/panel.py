@@ -50,8 +50,8 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
     """Everything the panel shows, as JSON values; `others` are `other_axes(data, finals)`, if they are known.
 
     `groups` holds the switches (one option) and choices (several options of one override key), `plain` the tricks of
-    the control, `cells` the combinations that were run, with their curves, and `waiting` those that were declared and
-    have no run that counts. Numbers have four digits; a missing one is null.
+    the control, `conditions` the combinations that were run, with their curves, and `waiting` those that were declared
+    and have no run that counts. Numbers have four digits; a missing one is null.
     """
     by_axis = {finals.axis: finals} | dict(other_axes(data, finals) if others is None else others)
     metrics = panel_metrics(data)
@@ -68,7 +68,7 @@ def panel_data(data: SweepData, finals: FinalValues, others: Mapping[str, FinalV
         "axes": [_axis(name, result) for name, result in by_axis.items()],
         "alike": {name: alike for name, alike in proportional(data, finals.axis).items() if name not in by_axis},
         "metrics": [_metric(name) for name in metrics],
-        "cells": [_cell(data, *place, runs[place], by_axis, metrics) for place in places if place in runs],
+        "conditions": [_condition(data, *place, runs[place], by_axis, metrics) for place in places if place in runs],
         "waiting": [_named(data, *place) for place in places if place not in runs],
     }
 
@@ -193,7 +193,7 @@ def bounded(most: int, points: int, lines: int) -> int:
     return min(most, max(FEWEST_POINTS, points // max(lines, 1)))
 
 
-def _cell(
+def _condition(
     data: SweepData, level: str, arm: str, runs: Runs, by_axis: Mapping[str, FinalValues], metrics: Sequence[str]
 ) -> dict[str, Any]:
     steps = sum(not _is_evaluation(metric) for metric in metrics)

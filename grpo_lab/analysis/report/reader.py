@@ -76,16 +76,16 @@ def find_run(name: str, runs_dir: Path, arm: str | None, level: str | None, seed
         known = sorted(path.parent.name for path in (Path(runs_dir) / "sweeps").glob(f"*/{FILE}"))
         there = f"sweeps in {runs_dir}: {', '.join(known)}" if known else f"{runs_dir} holds no sweep"
         raise ValueError(f"{name!r} is neither a run folder (with run.json) nor a sweep; {there}")
-    cells = read_sweep(sweep_folder(runs_dir, name)).cells
+    entries = read_sweep(sweep_folder(runs_dir, name)).cells
     asked = {"arm": arm, "level": level, "seed": seed}
     for key, value in asked.items():
-        known = list(dict.fromkeys(getattr(cell, key) for cell in cells))
+        known = list(dict.fromkeys(getattr(entry, key) for entry in entries))
         if value is not None and value not in known:
             raise ValueError(f"{name} has no {key} {value!r}: choose from {', '.join(map(repr, known))}")
-    for cell in cells:
-        fits = all(value is None or getattr(cell, key) == value for key, value in asked.items())
-        if fits and rollout_steps(Path(runs_dir) / cell.folder):
-            return Path(runs_dir) / cell.folder
+    for entry in entries:
+        fits = all(value is None or getattr(entry, key) == value for key, value in asked.items())
+        if fits and rollout_steps(Path(runs_dir) / entry.folder):
+            return Path(runs_dir) / entry.folder
     chosen = ", ".join(f"{key} {value!r}" for key, value in asked.items() if value is not None)
     raise ValueError(f"no run of {name} with {chosen or 'any arm'} has saved rollouts yet")
 

@@ -54,7 +54,7 @@ def _from_record(entry: Mapping[str, Any]) -> ChosenNumbers:
     return ChosenNumbers(**{**entry, "ranges": ranges, "trials": [Trial(**own) for own in entry["trials"]]})
 
 
-def tuned_in_words(found: Sequence[ChosenNumbers]) -> list[str]:
+def tuned_lines(found: Sequence[ChosenNumbers]) -> list[str]:
     """One sentence on the tuning, and one for each choice near an end of its range; none without a tuning."""
     if not found:
         return []

@@ -51,7 +51,7 @@ def norms_table(found: Sequence[MatchedNorm]) -> list[str]:
     return aligned(rows, "  ")
 
 
-def matched_in_words(found: Sequence[MatchedNorm]) -> list[str]:
+def matched_lines(found: Sequence[MatchedNorm]) -> list[str]:
     """One sentence on the matching, and one for each arm that is not matched; none without a matching."""
     if not found:
         return []

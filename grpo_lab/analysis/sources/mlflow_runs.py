@@ -14,12 +14,12 @@ from grpo_lab.analysis.sources.answers import COLUMNS, read_answers
 from grpo_lab.analysis.sources.mlflow_stores import MlflowRun, Store, open_store, shown
 from grpo_lab.analysis.sources.run_folders import changes_of_code, lost_evaluations, protocol_of
 from grpo_lab.analysis.sources.settings import settings_of
-from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
+from grpo_lab.analysis.sources.sweep_data import NO_BASE, RunData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
 from grpo_lab.tracking.mlflow_view import sweep_tag
 from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import STOPPED
-from grpo_lab.tracking.sweep_record import FILE, CellRecord, SweepRecord
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, SweepRecord
 
 _STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
 _UNTOLD = "MLflow does not say why: the run's error.txt is not among its files"
@@ -45,14 +45,14 @@ def load_mlflow(uri: str, name: str) -> SweepData:
             described=_files(store, there, "run.json"),
             errors=_files(store, [run for run in there if run.status in ("FAILED", "KILLED")], "error.txt"),
         )
-    cells = [_cell(cell, run, read) for cell, run in zip(record.cells, chosen)]
+    found = [_run_data(entry, run, read) for entry, run in zip(record.cells, chosen)]
     if len({parent.tags.get("run_key") for parent in parents}) > 1:
         notes.append("the newest of several sweeps of this name")
     if record.design is None:
         notes.append("without what was declared")
-    if answered := sum(len(cell.answers) > 0 for cell in cells):
+    if answered := sum(len(run.answers) > 0 for run in found):
         notes.append(f"answers from {answered} run folders")
-    return assemble(record, cells, ", ".join([shown(uri), *notes]))
+    return assemble(record, found, ", ".join([shown(uri), *notes]))
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def _record(store: Store, name: str, parents: Sequence[MlflowRun], runs: Sequenc
         here = _content(Path(parent.tags["folder"]), FILE) if "folder" in parent.tags else None
         for raw in (_json(sent), _json(here)):
             if raw.get("key") == parent.tags["run_key"]:
-                return SweepRecord(**{**raw, "cells": [CellRecord(**cell) for cell in raw["cells"]]})
+                return SweepRecord(**{**raw, "cells": [RunEntry(**entry) for entry in raw["cells"]]})
     tags = parent.tags if parent else {}
-    cells = {
-        _labels(run): CellRecord(*_labels(run), folder=run.tags.get("folder", run.run_id))
+    entries = {
+        _labels(run): RunEntry(*_labels(run), folder=run.tags.get("folder", run.run_id))
         for run in sorted(runs, key=lambda run: (run.tags.get("arm") != tags.get("control"), run.age))
     }
     return SweepRecord(
@@ -113,24 +113,24 @@ def _record(store: Store, name: str, parents: Sequence[MlflowRun], runs: Sequenc
         command=[],
         commit=tags.get("commit"),
         tracking=None,
-        cells=list(cells.values()),
+        cells=list(entries.values()),
     )
 
 
 def _labels(run: MlflowRun) -> tuple[str, str, int]:
-    """Arm, level and seed, as a CellRecord begins with; a label that was empty has no tag."""
+    """Arm, level and seed, as a RunEntry begins with; a label that was empty has no tag."""
     return run.tags.get("arm", ""), run.tags.get("level", ""), int(run.tags.get("seed", -1))
 
 
 def _chosen(record: SweepRecord, runs: Sequence[MlflowRun]) -> tuple[list[MlflowRun | None], list[str]]:
     """For each planned run the newest of its MLflow runs, which are sorted from old to new, and notes on that."""
     chosen: list[MlflowRun | None] = []
-    by_folder = [[run for run in runs if _is_in(run, cell.folder)] for cell in record.cells]
+    by_folder = [[run for run in runs if _is_in(run, entry.folder)] for entry in record.cells]
     belong, twice = {run.run_id for own in by_folder for run in own}, 0
-    for cell, own in zip(record.cells, by_folder):
+    for entry, own in zip(record.cells, by_folder):
         # A run whose folder has another name by now is known by its labels.
         own = own or [
-            run for run in runs if run.run_id not in belong and _labels(run) == (cell.arm, cell.level, cell.seed)
+            run for run in runs if run.run_id not in belong and _labels(run) == (entry.arm, entry.level, entry.seed)
         ]
         chosen.append(own[-1] if own else None)
         belong |= {run.run_id for run in own}
@@ -146,14 +146,14 @@ def _is_in(run: MlflowRun, folder: str) -> bool:
     return here == folder or here.endswith(f"/{folder}")
 
 
-def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read) -> CellData:
-    row: dict[str, Any] = {"level": cell.level, "arm": cell.arm, "seed": cell.seed, "folder": cell.folder}
+def _run_data(entry: RunEntry, run: MlflowRun | None, read: _Read) -> RunData:
+    row: dict[str, Any] = {"level": entry.level, "arm": entry.arm, "seed": entry.seed, "folder": entry.folder}
     row |= {"status": "new", "problem": "", "collapsed": False, "run_key": None, "mlflow_run_id": None}
     row |= {"commit": None, "dirty": None, "no_ops": [], "protocol": None, "changed_code": "", "lost": ""}
-    row |= {"base": NO_BASE, "same_as": cell.same_as, "harness": ""}
+    row |= {"base": NO_BASE, "same_as": entry.same_as, "harness": ""}
     empty = pd.DataFrame(columns=COLUMNS)
     if run is None:
-        return CellData(row, pd.DataFrame(), empty)
+        return RunData(row, pd.DataFrame(), empty)
     tags = with_done_fields(run.tags)
     row |= {"status": _STATUS.get(run.status, "partial"), "run_key": tags.get("run_key"), "mlflow_run_id": run.run_id}
     row["base"] = int(tags.get("base", NO_BASE))
@@ -173,8 +173,8 @@ def _cell(cell: CellRecord, run: MlflowRun | None, read: _Read) -> CellData:
         row["lost"] = "" if folder is None else lost_evaluations(folder, read.points[run.run_id])
     except ValueError as error:
         row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {error}", "collapsed": False}
-        return CellData(row, pd.DataFrame(), empty)
-    return CellData(row, read.points[run.run_id], answers, settings_of(described))
+        return RunData(row, pd.DataFrame(), empty)
+    return RunData(row, read.points[run.run_id], answers, settings_of(described))
 
 
 def _ending(status: str, problem: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import pandas as pd
 
 from grpo_lab.analysis.sources.cache import NOTHING, Cache
 from grpo_lab.analysis.sources.settings import settings_of
-from grpo_lab.analysis.sources.sweep_data import NO_BASE, CellData, SweepData, assemble
+from grpo_lab.analysis.sources.sweep_data import NO_BASE, RunData, SweepData, assemble
 from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.harness_results import protocols
 from grpo_lab.tracking.metrics import harness_of
 from grpo_lab.tracking.renames import with_done_fields
 from grpo_lab.tracking.run_reader import run_status, was_interrupted, was_stopped
-from grpo_lab.tracking.sweep_record import FILE, CellRecord, read_sweep, sweep_folder
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, read_sweep, sweep_folder
 
 # What decides how often is asked, not what; and budgets that evaluations have under names of their own.
 _HOW_OFTEN = ("evaluation.every", "evaluation.initial_kl", "task.response_tokens", "task.downstream_response_tokens")
@@ -38,27 +38,27 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     record = read_sweep(folder)
     if not record.cells:
         raise ValueError(f"{name} has no runs yet: its arms are being tuned; `grpo-lab status {name}` shows how far")
-    cells = read_cells(Path(runs_dir), record.cells, folder / "cache" if cache else None)
+    found = read_runs(Path(runs_dir), record.cells, folder / "cache" if cache else None)
     try:
-        return assemble(record, cells, "run folders")
+        return assemble(record, found, "run folders")
     except ValueError as error:
         raise ValueError(f"{folder / FILE}: {error}") from error
 
 
-def read_cells(runs_dir: Path, cells: Sequence[CellRecord], cache: Path | None) -> list[CellData]:
+def read_runs(runs_dir: Path, entries: Sequence[RunEntry], cache: Path | None) -> list[RunData]:
     """Every run, from its run folder, or from the folder `cache` where nothing changed; None caches nothing."""
     cached = Cache(cache)
-    found = [_read_cell(runs_dir, cell, cached) for cell in cells]
+    found = [_read_run(runs_dir, entry, cached) for entry in entries]
     cached.save()
     return found
 
 
-def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
-    folder = runs_dir / cell.folder
-    labels = {"level": cell.level, "arm": cell.arm, "seed": cell.seed}
-    row = labels | {"folder": cell.folder, "status": run_status(folder), "problem": "", "collapsed": False}
+def _read_run(runs_dir: Path, entry: RunEntry, cached: Cache) -> RunData:
+    folder = runs_dir / entry.folder
+    labels = {"level": entry.level, "arm": entry.arm, "seed": entry.seed}
+    row = labels | {"folder": entry.folder, "status": run_status(folder), "problem": "", "collapsed": False}
     row |= {"run_key": None, "mlflow_run_id": None, "commit": None, "dirty": None, "no_ops": [], "protocol": None}
-    row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": cell.same_as, "harness": ""}
+    row |= {"changed_code": "", "lost": "", "base": NO_BASE, "same_as": entry.same_as, "harness": ""}
     points, answers, settings = NOTHING.points, NOTHING.answers, {}
     try:
         if row["status"] != "new":
@@ -68,7 +68,7 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
             row["protocol"] = protocol_of(run.get("config", {}), run.get("data"))
             settings = settings_of(run)
             row["changed_code"] = changes_of_code(run)
-            tables = cached.tables(cell.folder, folder)
+            tables = cached.tables(entry.folder, folder)
             points, answers = tables.points, tables.answers
             row["lost"] = lost_evaluations(folder, points)
             row["harness"] = protocols(folder)
@@ -90,8 +90,8 @@ def _read_cell(runs_dir: Path, cell: CellRecord, cached: Cache) -> CellData:
         elif str(folder) not in said:
             said = f"a file of {folder} was edited ({said}): restore it from a copy"
         row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {said}", "collapsed": False}
-        return CellData(row, NOTHING.points, NOTHING.answers)
-    return CellData(row, points, answers, settings)
+        return RunData(row, NOTHING.points, NOTHING.answers)
+    return RunData(row, points, answers, settings)
 
 
 def _require_whole(path: Path, points: pd.DataFrame, done: Mapping[str, Any]) -> None:
@@ -153,9 +153,9 @@ def protocol_of(config: Mapping[str, Any], data: Mapping[str, str] | None = None
     if not config:
         return None
     # The last three are options that end responses in their own way, or write a wanted length into the questions.
-    rooms = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
-    rooms += ("reward_shaping.longest",)
-    asked = {key: value for key, value in config.items() if key.startswith(rooms) and key not in _HOW_OFTEN}
+    prefixes = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
+    prefixes += ("reward_shaping.longest",)
+    asked = {key: value for key, value in config.items() if key.startswith(prefixes) and key not in _HOW_OFTEN}
     if data:
         asked = {**asked, "data": data}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]

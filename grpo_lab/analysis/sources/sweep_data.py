@@ -186,7 +186,7 @@ def _words(arm: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class CellData:
+class RunData:
     """One run: its row of `runs`, and its rows of `points` and `answers` without level, arm and seed."""
 
     row: dict[str, Any]
@@ -195,31 +195,31 @@ class CellData:
     settings: Settings = field(default_factory=dict)
 
 
-def assemble(record: SweepRecord, cells: Sequence[CellData], source: str) -> SweepData:
+def assemble(record: SweepRecord, runs: Sequence[RunData], source: str) -> SweepData:
     """Join the tables of runs, read from anywhere, to one sweep."""
-    points = _joined(cells, [cell.points for cell in cells])
-    answers = _joined(cells, [cell.answers for cell in cells])
+    points = _joined(runs, [run.points for run in runs])
+    answers = _joined(runs, [run.answers for run in runs])
     settings: dict[Condition, Settings] = {}
-    for cell in cells:
-        if cell.settings:
-            settings.setdefault((cell.row["level"], cell.row["arm"]), cell.settings)
-    return sweep_data(record, [cell.row for cell in cells], points, answers, source, differing(settings))
+    for run in runs:
+        if run.settings:
+            settings.setdefault((run.row["level"], run.row["arm"]), run.settings)
+    return sweep_data(record, [run.row for run in runs], points, answers, source, differing(settings))
 
 
-def _joined(cells: Sequence[CellData], tables: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
+def _joined(runs: Sequence[RunData], tables: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
     """The tables of all runs as one, with the labels of each row's run; None where no table has rows."""
     counts = [len(table) for table in tables]
     if not any(counts):
         return None
     joined = pd.concat([table for table in tables if len(table)], ignore_index=True)
-    labels = pd.DataFrame([[cell.row[name] for name in LABELS] for cell in cells], columns=LABELS)
-    of_row = np.repeat(np.arange(len(cells)), counts)
+    labels = pd.DataFrame([[run.row[name] for name in LABELS] for run in runs], columns=LABELS)
+    of_row = np.repeat(np.arange(len(runs)), counts)
     return pd.concat([joined, labels.take(of_row).reset_index(drop=True)], axis=1)
 
 
 def sweep_data(
     record: SweepRecord,
-    cells: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     points: pd.DataFrame | None,
     answers: pd.DataFrame | None,
     source: str,
@@ -231,7 +231,7 @@ def sweep_data(
     answers = answers.assign(**{name: 0 for name in ADDED if name not in answers})
     metrics = sorted(set(points.columns) - {*LABELS, "step"})
     points = points[[*LABELS, "step", *metrics]].astype(dict.fromkeys(metrics, float))
-    runs = pd.DataFrame([with_done_fields(cell) for cell in cells])
+    runs = pd.DataFrame([with_done_fields(row) for row in rows])
     runs = runs.assign(**{name: default for name, default in _ADDED.items() if name not in runs})
     runs, answers = runs.astype({"collapsed": bool, "base": int}), answers[[*LABELS, *COLUMNS]]
     return SweepData(record, design, runs, points, answers, source, settings)

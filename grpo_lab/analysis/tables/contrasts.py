@@ -57,7 +57,7 @@ def forest_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
     effects = trick_effects(data, finals, [DOWNSTREAM, TRAINING_REWARD])
     roles = {(e.contrast.level, e.contrast.name): _role(data, e) for e in effects if e.metric == DOWNSTREAM}
     shown = {(e.contrast.level, e.contrast.trick) for e in effects if _key(e) in roles and roles[_key(e)] == "effect"}
-    split = {_key(found.reward): _word(found.resolved) for found in disagreements(effects)}
+    split = {_key(found.reward): _word(found.significant) for found in disagreements(effects)}
     rows: list[dict[str, Any]] = []
     for effect in effects:
         role = roles.get(_key(effect), "")
@@ -85,7 +85,7 @@ def effects_at_budgets(data: SweepData, metrics: Iterable[str], axes: Iterable[s
     on_axes = effects_on_axes(data, tuple(metrics), axes)
     kinds = (*shown_kinds(data), "whole")
     found = sign_flips(on_axes)
-    flips = {(flip.metric, flip.contrast.level, flip.contrast.name): _word(flip.resolved) for flip in found}
+    flips = {(flip.metric, flip.contrast.level, flip.contrast.name): _word(flip.significant) for flip in found}
     rows: list[dict[str, Any]] = []
     for axis, at in on_axes.items():
         for effect in (effect for effect in at.effects if effect.contrast.kind in kinds):
@@ -148,5 +148,5 @@ def _key(effect: TrickEffect) -> tuple[str, str]:
     return effect.contrast.level, effect.contrast.name
 
 
-def _word(resolved: bool) -> str:
-    return "resolved" if resolved else "within noise"
+def _word(significant: bool) -> str:
+    return "resolved" if significant else "within noise"

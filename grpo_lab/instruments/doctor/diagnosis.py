@@ -161,8 +161,8 @@ def _apply(rule: LogRule, table: pd.DataFrame) -> Finding | str | None:
         since = OnsetSpan(at, asked[max(0, asked.index(at) - 2)], at)
     else:
         since = onset(series, threshold)
-    described = signal.words.format(value=found.value, of_start=_of_start(signal, found.value))
-    limit = signal.words.format(value=threshold, of_start=_of_start(signal, threshold))
+    described = signal.description.format(value=found.value, of_start=_of_start(signal, found.value))
+    limit = signal.description.format(value=threshold, of_start=_of_start(signal, threshold))
     name = f" ({metric})" if signal.metric == LOST else ""
     text = f"{described}{name} at step {found.step}; the threshold from healthy recorded runs: {limit}."
     return Finding(rule, severity(rule.name), text + _more(rule, table, found), since, found.value, threshold, series)

@@ -24,7 +24,7 @@ class Signal:
 
     metric: str
     transform: str
-    words: str  # of the reading, with its number and the threshold
+    description: str  # of the reading, with its number and the threshold
 
     @property
     def key(self) -> str:

@@ -78,15 +78,15 @@ class GrpoLabSearchPath(SearchPathPlugin):
 
 
 @dataclass
-class CellSweeperConf:
-    """hydra/sweeper=cells. `dry_run` lists the runs and starts none.
+class RunSweeperConf:
+    """hydra/sweeper=runs. `dry_run` lists the runs and starts none.
 
     `pilot` runs what design.requires first, for `pilot_share` of the budget. `run_no_ops` runs arms whose manipulation
     check failed in the pilot too; `run_inert` is its name of before. `add` and `leave_one_out` are the additions of an
     ablation from the shell: overrides, and lists of overrides that one arm adds together.
     """
 
-    _target_: str = "hydra_plugins.grpo_lab.CellSweeper"
+    _target_: str = "hydra_plugins.grpo_lab.RunSweeper"
     _convert_: str = "all"
     dry_run: bool = False
     pilot: bool = True
@@ -152,11 +152,12 @@ class RayLauncherConf:
 
 ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayLauncherConf, provider="grpo_lab")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="grpo_lab")
-ConfigStore.instance().store(group="hydra/sweeper", name="cells", node=CellSweeperConf, provider="grpo_lab")
+ConfigStore.instance().store(group="hydra/sweeper", name="runs", node=RunSweeperConf, provider="grpo_lab")
+ConfigStore.instance().store(group="hydra/sweeper", name="cells", node=RunSweeperConf, provider="grpo_lab")  # of before
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="grpo_lab")
 
 
-class CellSweeper(Sweeper):
+class RunSweeper(Sweeper):
     """Expands designs and lists to runs, checks them all, and passes the unfinished ones to the launcher."""
 
     def __init__(self, **settings: Any) -> None:
@@ -171,7 +172,7 @@ class CellSweeper(Sweeper):
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
         from contextlib import nullcontext
 
-        from grpo_lab.sweeps.sweeper import SweepSettings, ends_in_words, run_sweep
+        from grpo_lab.sweeps.sweeper import SweepSettings, errors_as_messages, run_sweep
 
         context, config, launcher = self.hydra_context, self.config, self.launcher
         assert context is not None and config is not None and launcher is not None, "Hydra calls setup first"
@@ -179,23 +180,23 @@ class CellSweeper(Sweeper):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return context.config_loader.load_sweep_config(config, list(overrides))
 
-        with ends_in_words(), getattr(launcher, "planned", nullcontext)():
+        with errors_as_messages(), getattr(launcher, "planned", nullcontext)():
             return run_sweep(config, arguments, compose, launcher, SweepSettings(**self.settings))
 
 
-class _CellLauncher(Launcher):
-    """Passes jobs on to `cells`, a CellLauncher of grpo_lab."""
+class _RunLauncher(Launcher):
+    """Passes jobs on to `launcher`, a RunLauncher of grpo_lab."""
 
-    cells: Any
+    launcher: Any
 
     def expect(self, *what: Any) -> None:
-        self.cells.expect(*what)
+        self.launcher.expect(*what)
 
-    def at_once(self, cells: Sequence[Any]) -> int:
-        return self.cells.workers_for(cells)
+    def at_once(self, runs: Sequence[Any]) -> int:
+        return self.launcher.workers_for(runs)
 
     def planned(self) -> Any:
-        return self.cells.planned()
+        return self.launcher.planned()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -204,31 +205,31 @@ class _CellLauncher(Launcher):
         def compose(overrides: Sequence[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
 
-        return self.cells.launch(job_overrides, compose, list(self.config.hydra.overrides.hydra))
+        return self.launcher.launch(job_overrides, compose, list(self.config.hydra.overrides.hydra))
 
 
-class LocalLauncher(_CellLauncher):
+class LocalLauncher(_RunLauncher):
     """Runs jobs as processes of this machine."""
 
     def __init__(self, **settings: Any) -> None:
-        from grpo_lab.sweeps.launching import LocalCells
+        from grpo_lab.sweeps.launching import LocalRunLauncher
 
-        self.cells = LocalCells(**settings)
+        self.launcher = LocalRunLauncher(**settings)
 
 
-class SlurmLauncher(_CellLauncher):
+class SlurmLauncher(_RunLauncher):
     """Runs jobs through Slurm's queue."""
 
     def __init__(self, **settings: Any) -> None:
-        from grpo_lab.sweeps.slurm import SlurmCells
+        from grpo_lab.sweeps.slurm import SlurmRunLauncher
 
-        self.cells = SlurmCells(**settings)
+        self.launcher = SlurmRunLauncher(**settings)
 
 
-class RayLauncher(_CellLauncher):
+class RayLauncher(_RunLauncher):
     """Runs jobs as tasks of Ray."""
 
     def __init__(self, **settings: Any) -> None:
-        from grpo_lab.sweeps.ray import RayCells
+        from grpo_lab.sweeps.ray import RayRunLauncher
 
-        self.cells = RayCells(**settings)
+        self.launcher = RayRunLauncher(**settings)

@@ -3,23 +3,23 @@
 // ---- logic: what the choices mean; nothing here touches the page
 
 const sameSet = (one, other) => one.length === other.length && one.every((name) => other.includes(name));
-const findCell = (cells, view) => cells.find((cell) => cell.level === view.level && sameSet(cell.on, view.on)) || null;
+const findCondition = (conditions, view) => conditions.find((condition) => condition.level === view.level && sameSet(condition.on, view.on)) || null;
 const optionOf = (group, on) => group.options.find((option) => on.includes(option.trick)) || null;
 const listed = (names) => new Intl.ListFormat("en").format(names);
 
-// The controls one has to touch to come from a view to a cell: "x off", "truncation = plain".
-function steps(panel, view, cell) {
-  const moved = panel.groups.filter((group) => optionOf(group, view.on) !== optionOf(group, cell.on)).map((group) => {
-    const to = optionOf(group, cell.on);
+// The controls one has to touch to come from a view to a condition: "x off", "truncation = plain".
+function steps(panel, view, condition) {
+  const moved = panel.groups.filter((group) => optionOf(group, view.on) !== optionOf(group, condition.on)).map((group) => {
+    const to = optionOf(group, condition.on);
     if (group.options.length === 1) return `${group.options[0].name} ${to ? "on" : "off"}`;
     return to ? to.name : `${group.label} = ${group.plain}`;
   });
-  return view.level === cell.level ? moved : [...moved, `${panel.factor} = ${cell.level}`];
+  return view.level === condition.level ? moved : [...moved, `${panel.factor} = ${condition.level}`];
 }
 
 // The combinations that were run and take the fewest steps to reach.
 function nearest(panel, view) {
-  const away = panel.cells.map((cell) => ({ cell, moves: steps(panel, view, cell) })).filter(({ moves }) => moves.length);
+  const away = panel.conditions.map((condition) => ({ condition, moves: steps(panel, view, condition) })).filter(({ moves }) => moves.length);
   const fewest = Math.min(...away.map(({ moves }) => moves.length));
   return away.filter(({ moves }) => moves.length === fewest);
 }
@@ -34,7 +34,7 @@ function inWords(panel, view) {
 }
 
 function startView(panel) {
-  const control = panel.cells.find((cell) => cell.arm === panel.control);
+  const control = panel.conditions.find((condition) => condition.arm === panel.control);
   const further = panel.metrics.filter((metric) => !metric.main).concat(panel.metrics, panel.metrics);
   const extra = further.slice(0, 2).map((metric) => metric.name);
   return { level: control ? control.level : panel.levels[0], on: [...panel.plain], axis: panel.axes[0].name, extra };
@@ -74,9 +74,9 @@ function parts({ mean, n }) {
   return { all: where((at) => n[at] === most), fewer: where((at) => n[at] < most || n[at + 1] < most) };
 }
 
-// Lowest and highest value that any run of any cell has of these metrics, with some space.
+// Lowest and highest value that any run of any condition has of these metrics, with some space.
 function extent(panel, metrics) {
-  const runs = panel.cells.flatMap((cell) => cell.runs);
+  const runs = panel.conditions.flatMap((condition) => condition.runs);
   const values = metrics.flatMap(({ name, part }) => runs.flatMap((run) => run[part].y[name] || [])).filter((value) => value !== null);
   if (!values.length) return [0, 1];
   const [low, high] = [Math.min, Math.max].map((end) => values.reduce((one, other) => end(one, other)));
@@ -125,8 +125,8 @@ function start(panel) {
     return node;
   }
 
-  const go = (cell) => change({ ...view, level: cell.level, on: cell.on });
-  const cellName = (cell) => (panel.levels.length > 1 ? `${cell.arm} (${panel.factor} = ${cell.level})` : cell.arm);
+  const go = (condition) => change({ ...view, level: condition.level, on: condition.on });
+  const conditionName = (condition) => (panel.levels.length > 1 ? `${condition.arm} (${panel.factor} = ${condition.level})` : condition.arm);
 
   function change(next) {
     view = next;
@@ -146,39 +146,39 @@ function start(panel) {
     for (const input of form.querySelectorAll("[name=level]")) input.checked = input.value === view.level;
     extras.forEach((select, place) => { select.value = view.extra[place]; });
     find("axis").value = view.axis;
-    find("arm").value = chosen ? panel.cells.indexOf(chosen) : "";
+    find("arm").value = chosen ? panel.conditions.indexOf(chosen) : "";
   }
 
   function messageOf(chosen, control) {
     const words = inWords(panel, view);
     if (!chosen) {
-      const waiting = findCell(panel.waiting, view), far = nearest(panel, view)[0];
+      const waiting = findCondition(panel.waiting, view), far = nearest(panel, view)[0];
       const what = waiting ? `Not run yet: ${words}. It is declared as ${waiting.arm}, and none of its runs is finished.` : `Not run: ${words}.`;
       if (!far) return what;
       return `${what} ${far.moves.length === 1 ? "Run, and one switch away:" : `Nothing that was run is one switch away; ${far.moves.length} away:`}`;
     }
-    const alike = panel.cells.filter((cell) => cell !== chosen && cell.level === view.level && sameSet(cell.on, view.on));
+    const alike = panel.conditions.filter((condition) => condition !== chosen && condition.level === view.level && sameSet(condition.on, view.on));
     const collapsed = chosen.collapsed || (control && control.collapsed);
     return [
       `Shown: ${chosen.arm}${words === chosen.arm ? "" : ` (${words})`}.`,
       chosen === control ? "This is the control; switch a trick to compare." : "",
       collapsed ? "Runs that collapsed end at the cross; from there on the bold line is the mean of the others. "
         + `In the numbers at the end they count with ${panel.collapsed_as}.` : "",
-      alike.length ? `The same tricks were also run as ${listed(alike.map((cell) => cell.arm))}.` : "",
+      alike.length ? `The same tricks were also run as ${listed(alike.map((condition) => condition.arm))}.` : "",
     ].filter(Boolean).join(" ");
   }
 
   function showMessage(chosen, control) {
     find("message").replaceChildren(make("p", { className: chosen ? "" : "warning" }, messageOf(chosen, control)));
-    find("nearest").replaceChildren(...(chosen ? [] : nearest(panel, view)).map(({ cell, moves }) =>
-      make("button", { type: "button", onclick: () => go(cell) }, `${moves.join(", ")} → ${cellName(cell)}`)));
+    find("nearest").replaceChildren(...(chosen ? [] : nearest(panel, view)).map(({ condition, moves }) =>
+      make("button", { type: "button", onclick: () => go(condition) }, `${moves.join(", ")} → ${conditionName(condition)}`)));
   }
 
   function showLegend(shown, control) {
-    const entries = [...shown].reverse().map(([kind, cell]) => make("li", { className: kind },
+    const entries = [...shown].reverse().map(([kind, condition]) => make("li", { className: kind },
       make("span", { className: "line" }),
-      `${cell.arm}${cell === control ? ", the control" : ""}: n = ${cell.finished} of ${cell.planned} seeds finished, `
-        + `${cell.collapsed} collapsed${cell.finished < 3 ? "; no interval" : ""}`));
+      `${condition.arm}${condition === control ? ", the control" : ""}: n = ${condition.finished} of ${condition.planned} seeds finished, `
+        + `${condition.collapsed} collapsed${condition.finished < 3 ? "; no interval" : ""}`));
     if (!control) entries.push(make("li", { className: "control" }, `${panel.control}, the control: no finished run here`));
     find("legend").replaceChildren(...entries);
   }
@@ -191,9 +191,9 @@ function start(panel) {
       nulls.push(table.map(() => keep)); // uPlot: 1 breaks a line at null, 0 goes on to the next value
       series.push(...looks.map((look) => ({ points: { show: false }, ...look })));
     };
-    for (const [kind, cell, curve] of curves) {
+    for (const [kind, condition, curve] of curves) {
       const stroke = colour(kind), dash = kind === "control" ? [7, 4] : [], { all, fewer } = parts(curve);
-      for (const { [metric.part]: run } of cell.runs) {
+      for (const { [metric.part]: run } of condition.runs) {
         if (run.y[metric.name]) add([run.x[view.axis], run.y[metric.name]], 0, [{ stroke: `${stroke}66`, width: 0.8 }]);
       }
       bands.push({ series: [series.length + 1, series.length], fill: `${stroke}2b` });
@@ -207,9 +207,9 @@ function start(panel) {
   // A cross where a run stopped before the mean curves end.
   function drawCrosses(plot, metric, curves) {
     Object.assign(plot.ctx, { font: `${14 * devicePixelRatio}px system-ui`, textAlign: "center", textBaseline: "middle" });
-    for (const [kind, cell, curve] of curves) {
+    for (const [kind, condition, curve] of curves) {
       plot.ctx.fillStyle = colour(kind);
-      for (const { [metric.part]: run } of cell.runs) {
+      for (const { [metric.part]: run } of condition.runs) {
         const values = run.y[metric.name] || [], at = values.findLastIndex((value) => value !== null), x = run.x[view.axis][at];
         if (x < curve.x[curve.x.length - 1] * 0.999) plot.ctx.fillText("\u2715", plot.valToPos(x, "x", true), plot.valToPos(values[at], "y", true));
       }
@@ -219,16 +219,16 @@ function start(panel) {
   function draw(figure, shown) {
     const metric = metrics[figure.dataset.metric], axis = panel.axes.find((one) => one.name === view.axis);
     const place = figure.querySelector(".plot"), readout = figure.querySelector(".readout");
-    const curves = shown.filter(([, cell]) => cell.means[view.axis][metric.name])
-      .map(([kind, cell]) => [kind, cell, expanded(cell.means[view.axis][metric.name])]);
+    const curves = shown.filter(([, condition]) => condition.means[view.axis][metric.name])
+      .map(([kind, condition]) => [kind, condition, expanded(condition.means[view.axis][metric.name])]);
     readout.textContent = curves.length ? "" : shown.length ? "not logged by these runs" : "nothing was run";
-    const ends = curves.map(([, cell, curve]) => `${cell.arm} ends at ${pointText(curve, curve.x.length - 1)}`);
+    const ends = curves.map(([, condition, curve]) => `${condition.arm} ends at ${pointText(curve, curve.x.length - 1)}`);
     place.setAttribute("aria-label", `${metric.title} over ${axis.label}: ${ends.join("; ") || readout.textContent}`);
     place.onkeydown = null;
     if (!curves.length) return;
     const read = (plot) => {
       const x = plot.cursor.left < 0 ? null : plot.posToVal(plot.cursor.left, "x");
-      const values = () => [...curves].reverse().map(([, cell, curve]) => `${cell.arm} ${pointText(curve, nearestPoint(curve.x, x))}`);
+      const values = () => [...curves].reverse().map(([, condition, curve]) => `${condition.arm} ${pointText(curve, nearestPoint(curve.x, x))}`);
       readout.textContent = x === null ? "" : `at ${short(x)}: ${values().join("; ")}`;
     };
     const line = { stroke: colour("soft"), font: "11px system-ui", labelFont: "11px system-ui", values: (_, ticks) => ticks.map(short) };
@@ -285,9 +285,9 @@ function start(panel) {
   }
 
   function show() {
-    const chosen = findCell(panel.cells, view);
-    const control = panel.cells.find((cell) => cell.arm === panel.control && cell.level === view.level) || null;
-    const shown = [["control", control], ["chosen", chosen]].filter(([kind, cell]) => cell && !(kind === "control" && cell === chosen));
+    const chosen = findCondition(panel.conditions, view);
+    const control = panel.conditions.find((condition) => condition.arm === panel.control && condition.level === view.level) || null;
+    const shown = [["control", control], ["chosen", chosen]].filter(([kind, condition]) => condition && !(kind === "control" && condition === chosen));
     fillForm(chosen);
     showMessage(chosen, control);
     showLegend(shown, control);
@@ -301,8 +301,8 @@ function start(panel) {
     change(startView(panel));
   });
   form.addEventListener("change", (event) => {
-    const cell = event.target.id === "arm" ? panel.cells[event.target.value] : null;
-    if (cell) go(cell);
+    const condition = event.target.id === "arm" ? panel.conditions[event.target.value] : null;
+    if (condition) go(condition);
     else change(readForm());
   });
   const open = () => { view = readView(panel, location.hash.slice(1)); show(); };
@@ -324,4 +324,4 @@ function unpacked(text) {
 }
 
 if (typeof document !== "undefined") unpacked(document.getElementById("panel-data").textContent).then(start);
-else module.exports = { findCell, nearest, inWords, steps, startView, viewText, readView, expanded, parts, extent, scales, short, nearestPoint, pointText, unpacked };
+else module.exports = { findCondition, nearest, inWords, steps, startView, viewText, readView, expanded, parts, extent, scales, short, nearestPoint, pointText, unpacked };

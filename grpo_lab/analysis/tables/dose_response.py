@@ -12,14 +12,14 @@ FEWEST = 3  # values that make a curve
 
 
 @dataclass(frozen=True)
-class Dose:
+class SweptSetting:
     """The override that arms differ in, and its value in each, rising."""
 
     key: str
     values: Mapping[str, float]
 
 
-def dose(data: SweepData) -> Dose | None:
+def swept_setting(data: SweepData) -> SweptSetting | None:
     """The one numeric override in which the arms differ; None unless it has `FEWEST` values or more."""
     arms = data.design.arms if data.design else {}
     pairs = {arm: [word.lstrip("+").partition("=") for word in words] for arm, words in arms.items()}
@@ -35,4 +35,4 @@ def dose(data: SweepData) -> Dose | None:
         return None
     if len(set(values.values())) < max(FEWEST, len(values)) or not all(map(math.isfinite, values.values())):
         return None
-    return Dose(key, dict(sorted(values.items(), key=lambda item: item[1])))
+    return SweptSetting(key, dict(sorted(values.items(), key=lambda item: item[1])))

@@ -16,9 +16,9 @@ from sweep_processes import multirun, quiet_board
 
 from grpo_lab.config.run_name import run_name
 from grpo_lab.sweeps.jobs import Job, run_jobs
-from grpo_lab.sweeps.launching import LocalCells
+from grpo_lab.sweeps.launching import LocalRunLauncher
 from grpo_lab.sweeps.local import LocalBackend, slots
-from grpo_lab.sweeps.ray import RayCells
+from grpo_lab.sweeps.ray import RayRunLauncher
 from grpo_lab.sweeps.slurm import SlurmSettings
 from grpo_lab.tracking.system_metrics import read_samples
 
@@ -31,7 +31,7 @@ def sweep(runs: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.extended
-def test_two_processes_share_each_cell_and_their_sweep_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_two_processes_share_each_run_and_their_sweep_goes_on_after_a_kill(tmp_path: Path) -> None:
     """Killed are the sweep, then by Ctrl-C all that a second one started; a third one ends both runs."""
     words = ("truncation=score,mask_after", "budget.amount=12", "checkpoint_every=2", "keep_checkpoints=9")
     for number in (signal.SIGKILL, signal.SIGINT):
@@ -69,20 +69,20 @@ def test_a_failure_of_two_processes_is_told_in_one_line(tmp_path: Path, capsys: 
     assert "ChildFailedError" in (folder / "output.log").read_text(), "torchrun's own words come after it"
 
 
-def test_what_several_processes_cannot_do_is_refused_before_a_cell_starts(tmp_path: Path) -> None:
+def test_what_several_processes_cannot_do_is_refused_before_a_run_starts(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="responses that continue across weight syncs"):
         multirun(*WORLD, f"runs_dir={tmp_path}", *TWO, "schedule=in_flight", "correction=tis_token")
     assert not list(tmp_path.glob("*/seed=0"))
 
 
-def test_each_cell_has_as_many_cards_as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_has_as_many_cards_as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert slots(None, 1, True, processes=2) == (2, ["0,1", "2,3"])
     assert slots(3, 1, True, processes=2) == (3, ["0,1", "2,3"])
     with pytest.raises(ValueError, match=r"processes=8, and there are 5 CUDA devices"):
         slots(None, 1, True, processes=8)
     with pytest.raises(ValueError, match="processes must be at least 1"):
-        LocalCells(1, 30.0, None, 0)
+        LocalRunLauncher(1, 30.0, None, 0)
 
 
 def test_clusters_are_asked_for_the_room_of_all_processes(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_clusters_are_asked_for_the_room_of_all_processes(tmp_path: Path) -> Non
     asked = SlurmSettings(**slurm, gpus=4, cpus=None, memory_gb=None, setup=(), further={}).parameters(job)
     assert (asked["cpus_per_task"], asked["gpus_per_node"]) == (12, 4)
     ray = {"cpus": None, "gpus": 4.0, "memory_gb": None, "resources": {}, "retries": 1}
-    cells = RayCells("", None, 30.0, None, 4, **ray)
-    assert cells.settings.needs(job) == {"CPU": 12.0, "GPU": 4.0}
+    launcher = RayRunLauncher("", None, 30.0, None, 4, **ray)
+    assert launcher.settings.needs(job) == {"CPU": 12.0, "GPU": 4.0}
     with pytest.raises(ValueError, match=r"gpus=2 is less than hydra\.launcher\.processes=4"):
-        RayCells("", None, 30.0, None, 4, **{**ray, "gpus": 2.0})
+        RayRunLauncher("", None, 30.0, None, 4, **{**ray, "gpus": 2.0})
 
 
 HANGS = """
@@ -113,7 +113,7 @@ RunLog.write_step = hang
 
 
 @pytest.mark.extended
-def test_a_cell_hangs_although_its_mirror_and_its_look_at_the_machine_go_on(
+def test_a_run_hangs_although_its_mirror_and_its_look_at_the_machine_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hangs_later.py").write_text(HANGS)

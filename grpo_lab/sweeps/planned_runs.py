@@ -27,7 +27,7 @@ from grpo_lab.tasks.base import Model
 from grpo_lab.tracking import names
 from grpo_lab.tracking.passwords import has_password
 from grpo_lab.tracking.run_reader import run_status
-from grpo_lab.tracking.sweep_record import CellRecord
+from grpo_lab.tracking.sweep_record import RunEntry
 
 BASE = "model.base"
 STORE = "GRPO_LAB_TRACKING_URI"  # the environment variable in which runs get an address with a password
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedRun:
     """One run of a sweep, composed and checked."""
 
     plan: Plan
@@ -63,10 +63,10 @@ class Cell:
     choices: Mapping[str, str] = field(default_factory=dict)  # slot -> option
     same_as: str = ""  # the title of the planned run that makes this one too
 
-    def record(self) -> CellRecord:
+    def record(self) -> RunEntry:
         """The run's entry in its sweep's record."""
         folder = self.folder.relative_to(_absolute(self.run.runs_dir)).as_posix()
-        return CellRecord(self.plan.arm, self.plan.level, self.plan.seed, folder, self.same_as)
+        return RunEntry(self.plan.arm, self.plan.level, self.plan.seed, folder, self.same_as)
 
 
 def _absolute(folder: str) -> Path:
@@ -88,7 +88,7 @@ def is_own(override: str) -> bool:
     return key_of(override).split(".")[0].split("@")[0] in ("experiments", "design")
 
 
-def plan_cells(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
+def plan_runs(design: Design | None, arguments: Sequence[str]) -> list[Plan]:
     """Every run of a design, or of the lists on a command line, ordered by seed.
 
     With this order a sweep that is stopped early is still balanced, over base models too. `arguments` are Hydra
@@ -170,7 +170,7 @@ def folders_of(
 
     `settled` gives a plan the numbers that its arm is tuned to.
     """
-    whole = plan_cells(replace(design, part=None), [word for word in arguments if key_of(word) != "seed"])
+    whole = plan_runs(replace(design, part=None), [word for word in arguments if key_of(word) != "seed"])
     return frozenset(folder_name(settled(plan)) for plan in whole)
 
 
@@ -180,7 +180,7 @@ def folder_name(plan: Plan) -> str:
     return run_name(recipe, plan.overrides)
 
 
-def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Cell]:
+def compose_runs(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[PlannedRun]:
     """Compose every plan and check it: rules, identity of an existing folder, equal labels.
 
     Raises one ValueError with all that is wrong, two runs in one folder included. Plans that differ only in the seed or
@@ -188,8 +188,8 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     """
     composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
     runs: dict[tuple[str, ...], RunConfig] = {}
-    cells, refusals = [], {}
-    held: dict[Path, Cell] = {}  # by each folder
+    planned_runs, refusals = [], {}
+    held: dict[Path, PlannedRun] = {}  # by each folder
     for plan in plans:
         words = tuple(word for word in plan.overrides if key_of(word) != "seed")
         base = next((word for word in words if re.fullmatch(rf"{BASE}=\d+", word)), None)
@@ -220,9 +220,9 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
             device = device_kind(run.device)
             known = (folder / "run.json").exists()  # else nothing is there to be compared with
             check_folder(folder, run_identity(config, device) if known else {})
-            cells.append(Cell(plan, run, folder, choices))
-            other = held.setdefault(folder, cells[-1])
-            if _changed(cells[-1], other):
+            planned_runs.append(PlannedRun(plan, run, folder, choices))
+            other = held.setdefault(folder, planned_runs[-1])
+            if _changed(planned_runs[-1], other):
                 raise ValueError(
                     f"{other.plan.title} has the same folder, {folder}, and is another run: rename a value"
                 )
@@ -233,21 +233,21 @@ def compose_cells(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[C
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no run was started, because these cannot run:\n{listed}")
-    return cells
+    return planned_runs
 
 
 def _refers_to_labels(config: DictConfig) -> bool:
-    """True if another value of the configuration may follow from the seed, the base or the run."""
+    """True if another value of the configuration may follow from the seed, the base or the labels."""
     return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
 
 
 def _labelled(model: Model, config: DictConfig) -> dict[str, Any]:
-    """The fields of a run that differ between plans composed once: seed, run, and the model with its base."""
+    """The fields of a run that differ between plans composed once: seed, labels, and the model with its base."""
     model = replace(model, base=config.model.base) if hasattr(model, "base") else model
     return {"seed": config.seed, "cell": OmegaConf.to_object(config.cell), "model": model}
 
 
-def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
+def share_runs(runs: Sequence[PlannedRun], axis: str = "") -> list[PlannedRun]:
     """The same runs; of those that are one run by construction the first keeps its folder and the others share it.
 
     Runs are one run if they are equal but for options without effect, by the rules, and for labels: they train the
@@ -255,42 +255,42 @@ def share_runs(cells: Sequence[Cell], axis: str = "") -> list[Cell]:
     are compared) only equal runs share. A run whose own folder holds a run already keeps it. Raises ValueError for
     two runs of one name.
     """
-    titles = [cell.plan.title for cell in cells]
+    titles = [planned.plan.title for planned in runs]
     if twice := [title for title in titles if titles.count(title) > 1]:
         raise ValueError(f"two runs are called {twice[0]}: remove one of them")
-    known = [(cell, _what_it_is(cell, axis), run_status(cell.folder) != "new") for cell in cells]
-    makers: dict[str, Cell] = {}
-    for cell, what, _ in sorted(known, key=lambda entry: not entry[2]):
-        makers.setdefault(what, cell)
+    known = [(planned, _what_it_is(planned, axis), run_status(planned.folder) != "new") for planned in runs]
+    makers: dict[str, PlannedRun] = {}
+    for planned, what, _ in sorted(known, key=lambda entry: not entry[2]):
+        makers.setdefault(what, planned)
     shared = []
-    for cell, what, begun in known:
+    for planned, what, begun in known:
         maker = makers[what]
-        keeps = maker is cell or (begun and cell.folder != maker.folder)
-        shared.append(cell if keeps else replace(cell, folder=maker.folder, same_as=maker.plan.title))
+        keeps = maker is planned or (begun and planned.folder != maker.folder)
+        shared.append(planned if keeps else replace(planned, folder=maker.folder, same_as=maker.plan.title))
     return shared
 
 
-def _what_it_is(cell: Cell, axis: str) -> str:
-    run = cell.run
+def _what_it_is(planned: PlannedRun, axis: str) -> str:
+    run = planned.run
     costs = _COSTS & {axis, run.budget.axis.value}
-    idle = set() if costs else _no_op_axes(cell)
+    idle = set() if costs else _no_op_axes(planned)
     fields = {name: "idle" if name in idle else getattr(run, name) for name in _IDENTITY}
     return repr((run.seed, fields))
 
 
-def refuse_no_op_arms(design: Design, cells: Sequence[Cell]) -> None:
+def refuse_no_op_arms(design: Design, runs: Sequence[PlannedRun]) -> None:
     """Raise IncompatibleRun for an arm that at no level can differ from the control: its changes have no effect.
 
     In a single run this is a warning, since published recipes contain such tricks; in an ablation it is an error.
     """
-    controls = {cell.plan.level: cell for cell in cells if cell.plan.arm == design.control}
-    pairs: dict[str, dict[str, tuple[Cell, Cell]]] = {}  # arm -> level -> run and its control, of one seed
-    for cell in cells:
-        control = controls.get(cell.plan.level)
-        if control is not None and cell.plan.arm != design.control:
-            pairs.setdefault(cell.plan.arm, {})[cell.plan.level] = cell, control
+    controls = {planned.plan.level: planned for planned in runs if planned.plan.arm == design.control}
+    pairs: dict[str, dict[str, tuple[PlannedRun, PlannedRun]]] = {}  # arm -> level -> run and its control, of one seed
+    for planned in runs:
+        control = controls.get(planned.plan.level)
+        if control is not None and planned.plan.arm != design.control:
+            pairs.setdefault(planned.plan.arm, {})[planned.plan.level] = planned, control
     for arm, levels in pairs.items():
-        changed = [_changed(cell, control) for cell, control in levels.values()]
+        changed = [_changed(planned, control) for planned, control in levels.values()]
         if any(_acts(axes, *pair) for axes, pair in zip(changed, levels.values())):
             continue
         if not any(changed):
@@ -307,34 +307,34 @@ def refuse_no_op_arms(design: Design, cells: Sequence[Cell]) -> None:
         raise IncompatibleRun(f"arm {arm} cannot differ from {design.control}:\n" + "\n".join(dict.fromkeys(reasons)))
 
 
-def _changed(cell: Cell, control: Cell) -> list[str]:
-    return [axis for axis in _IDENTITY if getattr(cell.run, axis) != getattr(control.run, axis)]
+def _changed(planned: PlannedRun, control: PlannedRun) -> list[str]:
+    return [axis for axis in _IDENTITY if getattr(planned.run, axis) != getattr(control.run, axis)]
 
 
-def _acts(changed: Sequence[str], cell: Cell, control: Cell) -> bool:
+def _acts(changed: Sequence[str], planned: PlannedRun, control: PlannedRun) -> bool:
     """True if some of these slots has an effect in the run or in its control."""
-    return not set(changed) <= _no_op_axes(cell) & _no_op_axes(control)
+    return not set(changed) <= _no_op_axes(planned) & _no_op_axes(control)
 
 
-def _no_op_axes(cell: Cell) -> set[str]:
+def _no_op_axes(planned: PlannedRun) -> set[str]:
     """Axes whose option has no effect in the run: it is the off option, or a rule says so."""
-    off = {axis for axis in AXES if getattr(getattr(cell.run, axis), "is_no_op", False)}
-    return off | broken_rules(cell.run).no_op_axes
+    off = {axis for axis in AXES if getattr(getattr(planned.run, axis), "is_no_op", False)}
+    return off | broken_rules(planned.run).no_op_axes
 
 
-def overrides_for(cell: Cell, sweep: str) -> list[str]:
+def overrides_for(planned: PlannedRun, sweep: str) -> list[str]:
     """The command line that starts this run on its own, labels included."""
-    said = {name: QuotedString(value, Quote.single) for name, value in labels(cell.plan, sweep).items()}
+    said = {name: QuotedString(value, Quote.single) for name, value in labels(planned.plan, sweep).items()}
     quoted = [f"cell.{name}={value.with_quotes()}" for name, value in said.items()]
-    return [*(_without_password(word, cell) for word in cell.plan.overrides), *quoted]
+    return [*(_without_password(word, planned) for word in planned.plan.overrides), *quoted]
 
 
-def _without_password(word: str, cell: Cell) -> str:
+def _without_password(word: str, planned: PlannedRun) -> str:
     """The override; an address of a store with a password is handed over in the environment.
 
     Command lines are shown to everyone on a machine, and kept in logs and jobs.
     """
-    uri = getattr(cell.run.tracking, "uri", "")
+    uri = getattr(planned.run.tracking, "uri", "")
     if key_of(word) != "tracking.uri" or not has_password(uri):
         return word
     if os.environ.setdefault(STORE, uri) != uri:
