@@ -21,7 +21,7 @@ HEADING = "Held-out accuracy with stale samples, by trust region"
 
 
 def ends_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
-    """One row per run and one per mean: level, arm, twin (whether its selection was random), part, seed, mean, low, high."""
+    """One row per run and one per mean: level, arm, twin (a random selection), part, seed, mean, low, high."""
     rows = []
     for level in LEVELS:
         for name in data.arms:
@@ -37,7 +37,7 @@ def ends_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
 
 
 def draw(data: SweepData, finals: FinalValues, heading: str = HEADING) -> Drawn:
-    """Arms from the best at the longer lag to the worst: runs, means with intervals, random twins, and fresh samples."""
+    """Arms from the best at the longer lag to the worst: runs, means with intervals, random twins, fresh samples."""
     rows = ends_table(data, finals)
     means = rows[rows["part"] == "mean"]
     last = means[(means["level"] == "lag_256") & ~means["twin"] & (means["arm"] != FRESH)]
@@ -51,7 +51,7 @@ def draw(data: SweepData, finals: FinalValues, heading: str = HEADING) -> Drawn:
         Look(GREY, "--").entry("fresh samples for every update (sync)"),
     ]
     number = rows[rows["part"] == "run"]["seed"].nunique()
-    bands = f"n = {number} base models, one run on each; learning rates chosen per arm at the shorter lag on another one"
+    bands = f"n = {number} base models, one run on each; learning rates chosen at the shorter lag on another one"
     with drawing("stale_trust_regions_picture", heading, 1.9 + 0.27 * len(arms), bands, entries) as figure:
         for axes, (level, title) in zip(figure.subplots(1, 2, sharex=True, sharey=True), LEVELS.items()):
             here = rows[(rows["level"] == level) & rows["arm"].isin(arms)]

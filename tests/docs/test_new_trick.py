@@ -18,8 +18,8 @@ import pytest
 from processes import python_path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff",
-         "LICENSE", "pyproject.toml")  # fmt: skip
+PARTS = ("grpo_lab", "conf", "tests", "experiments", ".ci", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md",
+         "CITATION.cff", "LICENSE", "pyproject.toml")  # fmt: skip
 # What lists options or counts them; the extended test runs these files whole.
 LISTINGS = (
     "tests/docs/test_structure.py", "tests/docs/test_readme.py", "tests/config/test_config.py",

@@ -40,7 +40,7 @@ def attainable_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of a markdown table: measurements of `speed` against estimates of the attainable."""
     values = {row["check"]: row["value"] for row in rows}
     lines = [
-        f"| {TOKENS:,} tokens a step | measured | attainable on an H100 (estimate) | floor (H100 roofline) | target | met |",
+        f"| {TOKENS:,} tokens a step | measured | attainable on an H100 (estimate) | floor (roofline) | target | met |",
         "|---|--:|--:|--:|--:|---|",
     ]
     return lines + [_line(one, values.get(one.check)) for one in ESTIMATES]
