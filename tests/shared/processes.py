@@ -23,7 +23,7 @@ def python_path(*folders: Path) -> str:
 def forked(target: Callable[[], object], output: Path | None = None) -> ForkProcess:
     """A process started as a copy of this one, which spares it the seconds that imports take.
 
-    It checks no shapes, as a process of its own would not. `output` gets what it prints and says of errors.
+    It has what the test has patched, and checks no shapes. `output` gets what it prints and says of errors.
     """
 
     def work() -> None:
@@ -33,7 +33,7 @@ def forked(target: Callable[[], object], output: Path | None = None) -> ForkProc
         place = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(place, 1)
         os.dup2(place, 2)
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         target()
 
     process = multiprocessing.get_context("fork").Process(target=work)
