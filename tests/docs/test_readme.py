@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import python_path
+from processes import forked_command, python_path
 
 from grpo_lab.config.catalogue import (
     axes,
@@ -107,18 +107,25 @@ def test_the_calls_from_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(list(tmp_path.glob("runs/*/seed=*/DONE"))) == 7
 
 
-def test_a_command_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_a_command_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the numbers, which depend on the processor."""
+    for pause in ("_PLAIN_SECONDS", "_SILENT_SECONDS"):  # a slow machine would print lines in between
+        monkeypatch.setattr(f"grpo_lab.tracking.progress.{pause}", 1e6)
     (shown,) = blocks("console")
     command, *expected = shown.splitlines()
     words = shlex.split(command.removeprefix("$ "))
-    done = run([sys.executable, *words[1:], f"runs_dir={tmp_path}", "tracking=none"])
+    assert words[:2] == ["python", "-m"]
+    output = tmp_path / "output.txt"
+    process = forked_command([*words[2:], f"runs_dir={tmp_path / 'runs'}", "tracking=none"], output)
+    process.join(250)
+    said = output.read_text()
+    assert process.exitcode == 0, said
 
     def masked(line: str) -> str:
         line = re.sub(r"  \S+ left$", "", line)  # what a slow machine adds
         return re.sub(r"[-+]?[\d.,]*\d", "0", line).rstrip()
 
-    assert list(map(masked, done.stderr.splitlines()))[: len(expected)] == list(map(masked, expected))
+    assert list(map(masked, said.splitlines()))[: len(expected)] == list(map(masked, expected))
 
 
 def test_every_make_target_named_exists_and_help_lists_all() -> None:

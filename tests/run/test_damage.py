@@ -13,7 +13,7 @@ from typing import Any
 
 import grimp
 import pytest
-from damage import GOOD, choose, compare, files_in, outcome, prepare, run
+from damage import GOOD, Prepared, choose, compare, files_in, outcome, run
 from helpers import PACKAGE, shapes_unchecked
 from processes import python_path
 
@@ -28,8 +28,7 @@ from grpo_lab.tracking.sweep_record import RunEntry, record_sweep
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> dict[str, Path]:
-    with shapes_unchecked():
-        return prepare(tmp_path_factory.mktemp("prepared"))
+    return Prepared(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture
@@ -37,7 +36,9 @@ def copy_of(folders: dict[str, Path], tmp_path: Path):
     """copy_of(stage): a copy of the run at that stage, in a folder of runs of its own."""
 
     def copy(stage: str) -> Path:
-        return Path(shutil.copytree(folders[stage], tmp_path / "runs" / "run" / "seed=0"))
+        with shapes_unchecked():
+            made = folders[stage]
+        return Path(shutil.copytree(made, tmp_path / "runs" / "run" / "seed=0"))
 
     return copy
 
@@ -339,8 +340,10 @@ def test_figures_do_not_draw_numbers_that_the_finished_run_did_not_write(copy_of
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plugin(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module of the user's, as bootstrap imports it; a fresh name, so that no other test knows it."""
+    with shapes_unchecked():  # runs that were made without it
+        assert all(folders[stage].exists() for stage in ("before", "between", "whole"))
     path = tmp_path / f"plugin_of_{tmp_path.name}.py"
     path.write_text("NUMBER = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

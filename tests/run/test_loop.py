@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from compositions import RECIPES
+from processes import forked_command
 from short_runs import (
     SMALL,
     metrics_of,
@@ -35,8 +36,9 @@ AT_EVERY_CHANGE = ("plain",)
 )
 def test_every_recipe_learns(tmp_path: Path, tiny_base: Path, recipe: str) -> None:
     """Held-out accuracy over 256 answers: chance alone moves it by about 0.03, learning by far more."""
+    steps = 20 if recipe in AT_EVERY_CHANGE else 40
     folder = run_in_process(
-        tmp_path, f"recipe={recipe}", "budget.amount=40", "optimizer.learning_rate=3e-4", "evaluation.samples=4"
+        tmp_path, f"recipe={recipe}", f"budget.amount={steps}", "optimizer.learning_rate=3e-4", "evaluation.samples=4"
     )
     first, last = metrics_of(folder)[0]["metrics"], metrics_of(folder)[-1]["metrics"]
     assert last["eval/heldout/accuracy"] - first["eval/heldout/accuracy"] > 0.15
@@ -293,14 +295,17 @@ MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # 
 
 @pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
 @pytest.mark.parametrize(
-    ("moments", "steps"),
-    [(MOMENTS[3:4], 12), pytest.param(MOMENTS, 24, marks=pytest.mark.extended)],
+    ("moments", "steps", "fresh"),
+    [(MOMENTS[3:4], 12, False), pytest.param(MOMENTS, 24, True, marks=pytest.mark.extended)],
     ids=["one", "six"],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
-    tmp_path: Path, moments: tuple[tuple[int, float], ...], steps: int
+    tmp_path: Path, moments: tuple[tuple[int, float], ...], steps: int, fresh: bool
 ) -> None:
-    """Kills at different points: right after a line, within a step, around checkpoints and evaluations."""
+    """Kills at different points: right after a line, within a step, around checkpoints and evaluations.
+
+    `fresh`: killed are interpreters of their own, else a copy of this process.
+    """
     overrides = [*OVERRIDES, f"budget.amount={steps}"]
     whole = run_in_process(tmp_path / "whole", *overrides, name="x")
     command = train_command(tmp_path / "killed", *overrides)
@@ -309,14 +314,15 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(
         found = list((tmp_path / "killed").glob("*/seed=0"))
         log = (found[0] if found else tmp_path / "killed" / "not yet") / "metrics.jsonl"
         if not found:  # the folder's name is the loop's business: wait for it
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = subprocess.Popen(command, **quiet) if fresh else forked_command(command[2:])
             while not (found := list((tmp_path / "killed").glob("*/seed=0/metrics.jsonl"))):
                 time.sleep(0.01)
             while found[0].read_bytes().count(b"\n") < lines:
                 time.sleep(0.005)
             time.sleep(pause)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.wait() if isinstance(process, subprocess.Popen) else process.join()
             killed += 1
             continue
         killed += kill_when(command, log, lines, pause)

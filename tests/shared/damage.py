@@ -82,16 +82,27 @@ def not_finite(update: int) -> Iterator[None]:
         yield
 
 
-def prepare(root: Path) -> dict[str, Path]:
-    """Stage -> the folder of a run at it; `whole` is one that nothing happened to, `other` is of another seed."""
-    for stage in (*STAGES, "other"):
+class Prepared(dict[str, Path]):
+    """Stage -> the folder of a run at it, made when it is first asked for; `whole` is one that nothing happened to,
+    `other` is of another seed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+
+    def __missing__(self, stage: str) -> Path:
+        if stage == "whole":
+            return self["done"]
+        seed = "seed=1" if stage == "other" else "seed=0"
         ended = {"before": cut_short(1), "between": cut_short(5), "failure": not_finite(10)}
         with ended.get(stage, contextlib.nullcontext()):
-            run(root / stage, "seed=1" if stage == "other" else "seed=0")
-    folders = {stage: root / stage / "run" / "seed=0" for stage in STAGES}
-    (folders["between"] / "error.txt").unlink()  # as a kill leaves it
-    assert not (folders["before"] / "checkpoints").exists() and (folders["failure"] / "failure").exists()
-    return {**folders, "whole": folders["done"], "other": root / "other" / "run" / "seed=1"}
+            run(self.root / stage, seed)
+        self[stage] = folder = self.root / stage / "run" / seed
+        if stage == "between":
+            (folder / "error.txt").unlink()  # as a kill leaves it
+        assert stage != "before" or not (folder / "checkpoints").exists()
+        assert stage != "failure" or (folder / "failure").exists()
+        return folder
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,7 @@ def main(number: int, seed: int) -> int:
     counts: Counter[tuple[str, str, str]] = Counter()
     bad = 0
     with tempfile.TemporaryDirectory() as root:
-        folders = prepare(Path(root))
+        folders = Prepared(Path(root))
         for damage in choose(folders, random.Random(seed), number):
             what = outcome(damage, folders, seed)
             counts[damage.stage, damage.kind, what if what in GOOD else "wrong"] += 1

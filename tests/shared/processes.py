@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 PATIENCE = 200.0  # seconds; other processes may share the cores
@@ -14,6 +18,40 @@ PATIENCE = 200.0  # seconds; other processes may share the cores
 def python_path(*folders: Path) -> str:
     """PYTHONPATH with these folders first; the rest hides what a bare machine lacks."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def forked(target: Callable[[], object], output: Path | None = None) -> ForkProcess:
+    """A process started as a copy of this one, which spares it the seconds that imports take.
+
+    It has what the test has patched, and checks no shapes. `output` gets what it prints and says of errors.
+    """
+
+    def work() -> None:
+        import jaxtyping
+
+        jaxtyping.config.update("jaxtyping_disable", True)
+        place = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(place, 1)
+        os.dup2(place, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        target()
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+def forked_command(
+    words: Sequence[str], output: Path | None = None, environment: Mapping[str, str] | None = None
+) -> ForkProcess:
+    """`python -m` with these words, by `forked`: for tests that are not of how a fresh interpreter starts."""
+
+    def work() -> None:
+        os.environ.update(environment or {})
+        sys.argv = list(words)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+    return forked(work, output)
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:

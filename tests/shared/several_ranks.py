@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from processes import descendants_of, forked
 
 from grpo_lab.config.hydra_setup import compose_with_choices
 from grpo_lab.config.rules import check_compatible
@@ -35,8 +37,34 @@ Runs = Mapping[str, Sequence[str]]
 
 
 def on_two(folder: Path, runs: Runs) -> None:
-    """All `runs` on two processes; their folders are `folder/<name>/seed=0`."""
-    _run_all(folder, runs, [TORCHRUN])
+    """All `runs` on two processes; their folders are `folder/<name>/seed=0`.
+
+    What torchrun does, in a copy of this process: its agent forks both.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    said = folder / "torchrun-0.txt"
+    process = forked(lambda: _agent(folder, runs), said)
+    try:
+        process.join(280)
+        assert process.exitcode == 0, said.read_text()[-4000:]
+        assert "Warning" not in said.read_text()
+    finally:
+        for pid in descendants_of(process.pid or 0) if process.is_alive() else ():
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+
+
+def _agent(folder: Path, runs: Runs) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": folder.name}
+    elastic_launch(LaunchConfig(1, 1, 2, start_method="fork", max_restarts=0, **meeting), _share)(folder, runs)
+
+
+def _share(folder: Path, runs: Runs) -> None:
+    """All `runs` as one of the processes of torchrun."""
+    with ranks.opened(lambda: torch.device("cpu")):
+        on_one(folder, runs)
 
 
 def two_machines() -> list[list[str]]:
@@ -101,5 +129,4 @@ def on_one(folder: Path, runs: Runs) -> None:
 
 
 if __name__ == "__main__":
-    with ranks.opened(lambda: torch.device("cpu")):
-        on_one(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))
+    _share(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))

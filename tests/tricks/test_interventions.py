@@ -391,8 +391,8 @@ def test_a_killed_run_with_a_reference_that_moves_ends_with_the_same_bits(tmp_pa
 def test_the_loop_moves_the_reference_when_its_schedule_says(tmp_path: Path) -> None:
     """A copy after every second step: at steps 1 and 3 the learner is its own reference, at 2 and 4 a step away."""
     folder = run_in_process(
-        tmp_path, "kl=k3_loss", "reference=reset", "reference.every=2", "updates=one", "budget.amount=4",
-        "optimizer.learning_rate=1e-3", "evaluation=brief", "problems_per_step=4", "group_size=4",
+        tmp_path, "kl=k3_loss", "reference=reset", "reference.every=2", "updates=one", "budget.amount=4", *SMALL,
+        "problems_per_step=4", "group_size=4",
     )  # fmt: skip
     away = [row["metrics"]["train/k3_ref"] for row in metrics_of(folder)[1:]]
     assert away[0] < 1e-8 < away[1] and away[2] < 1e-8 < away[3], away
@@ -513,7 +513,7 @@ def test_injected_tokens_are_in_no_counter(tmp_path: Path) -> None:
     """What was put in is neither drawn nor trained nor thrown away, and is below no fraction line."""
     folder = run_in_process(
         tmp_path, "truncation=interrupt", "truncation.latest=0.8", "aggregation=token_mean", "updates=one",
-        "budget.amount=1", "evaluation=brief",
+        "budget.amount=1", *SMALL,
     )  # fmt: skip
     row = metrics_of(folder)[1]["metrics"]
     table = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")

@@ -871,7 +871,7 @@ def parameter_gradient(run: RunConfig, batches, rollouts) -> Tensor:
 
 
 # Weights and rejections are in the inputs, before rows are packed.
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @by_loss(lambda run: type(run.importance) is Token and run.correction == TisToken(cap=1.3, floor=0.0))
 def test_parameter_gradients_of_a_transformer_do_not_depend_on_how_rows_are_packed(case) -> None:
     run, scene = LOSSES[case], transformer_scene()
