@@ -1,7 +1,7 @@
 """Correction: importance correction for sampler-learner mismatch.
 
-Below, rho_t = old_t / sampler_t: a token's probability under the learner before the updates, divided by its
-probability under the sampler. No weight carries gradient.
+Below, rho_t = old_t / sampler_t: a token's probability under the learner before the updates (`prox` in the formulas of
+`grpo-lab explain`, whatever `old_policy` is), divided by its probability under the sampler. No weight carries gradient.
 """
 
 from __future__ import annotations
