@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from helpers import F64, make_rollouts, make_run
 from torch import Tensor
 
+from grpo_lab.instruments.loss_check import files
 from grpo_lab.instruments.loss_check.ask import load
 from grpo_lab.instruments.loss_check.command import check_function, report_on
 from grpo_lab.instruments.loss_check.files import judge_file, write_files
@@ -383,8 +385,17 @@ def test_options_that_pull_without_advantage_are_known() -> None:
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-def test_answers_of_a_file_are_judged_without_torch(tmp_path: Path) -> None:
-    """From inputs.json alone, as another program would: the gradient of REINFORCE's token mean needs no autograd."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_answers_of_a_file_are_judged_without_torch(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From inputs.json alone, as another program would: the gradient of REINFORCE's token mean needs no autograd.
+
+    `whole`: all published losses are written, and not REINFORCE's only.
+    """
+    if not whole:
+        few = [one for one in shipped().surrogates if one.options["surrogate"] == "reinforce"]
+        monkeypatch.setattr(files, "shipped", lambda: replace(shipped(), surrogates=few))
     write_files(tmp_path)
     calls = json.loads((tmp_path / "inputs.json").read_text())
     reads = ["logprobs", "advantages", "mask", "num_tokens"]

@@ -263,7 +263,7 @@ def test_reinforce_has_no_bias_and_division_by_length_and_deviation_has() -> Non
                     sums[name][row] += often * weights
         pairs = [(weights.float(), torch.zeros_like(weights).float()) for weights in sums.values()]
         means = dict(zip(sets, weight_gradients(policy, every.rollouts, pairs).double()))
-        found = biases(sets, policy, every, exact, 2, 320, 0)
+        found = biases(sets, policy, every, exact, 2, 96, 0)
     size = exact.norm()
     scales = {name: float(mean @ exact / size**2) for name, mean in means.items()}
     aside = {name: float((mean - scales[name] * exact).norm() / size / scales[name]) for name, mean in means.items()}
