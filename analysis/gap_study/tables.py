@@ -92,7 +92,7 @@ def indicators_table(pooled: Pool) -> pd.DataFrame:
     for name, found in announcements(pooled).items():
         rows.append(
             {
-                "indicator": POOLED_INDICATORS[name].words,
+                "indicator": POOLED_INDICATORS[name].description,
                 "area": found.auc.text(),
                 "within a base": found.within.text(),
                 "losses with an alarm": _counted(found.caught),
