@@ -30,7 +30,7 @@ def test_the_answers_of_a_run_say_what_was_asked_for_and_how_long_they_were(tmp_
 
 
 def test_evaluations_of_earlier_versions_are_read_as_before(tmp_path: Path) -> None:
-    """Without a column `wanted`, and even without lengths, everything else is what it was."""
+    """A missing column `wanted`, or missing lengths, changes nothing else."""
     write_synthetic(Planted(seeds=(0,), steps=4, every=2, questions=6), tmp_path)
     folder = min(path.parent for path in tmp_path.rglob("metrics.jsonl"))
     whole = read_answers(folder)

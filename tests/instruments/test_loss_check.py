@@ -389,7 +389,7 @@ def test_options_that_pull_without_advantage_are_known() -> None:
 def test_answers_of_a_file_are_judged_without_torch(
     whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From inputs.json alone, as another program would: the gradient of REINFORCE's token mean needs no autograd.
+    """From inputs.json only, as another program would: the gradient of REINFORCE's token mean needs no autograd.
 
     `whole`: all published losses are written, and not REINFORCE's only.
     """
@@ -443,6 +443,8 @@ def test_a_function_is_named_by_its_file_or_its_module(tmp_path: Path, monkeypat
     assert load(f"{tmp_path}/loss_of_a_file.py:loss")() == 7
     monkeypatch.chdir(tmp_path)
     assert load("loss_of_a_file:loss")() == 7 and load("loss_of_a_file.py:loss")() == 7
+    (tmp_path / "json.py").write_text("def loss():\n    return 8\n")
+    assert load(f"{tmp_path}/json.py:loss")() == 8, "not the module of that name that Python has"
 
 
 def test_a_function_with_an_unknown_argument_is_refused() -> None:

@@ -69,7 +69,7 @@ RULES = (
         (Signal("rollout/frac_zero_std", "level", "zero-variance groups are {value:.0%} of a batch"),),
         "Whether groups are all right or all wrong, unless correctness is logged too.",
         ("group_filter=resample", "pass_rate=difficulty", "engine.temperature=1.0"),
-        "num_generations larger, an easier or harder data mix; loss_type='dapo' alone does not resample",
+        "num_generations larger, an easier or harder data mix; loss_type='dapo' does not resample by itself",
         "algorithm.filter_groups.enable=True (the dapo recipe), rollout.n larger, prompts filtered by pass rate",
     ),
     LogRule(

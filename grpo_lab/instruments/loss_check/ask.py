@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,10 +30,10 @@ def load(target: str) -> Callable[..., Any]:
     file = Path(place)
     if place.endswith(".py") and not file.is_file():
         raise ValueError(f"{target}: there is no file {file.absolute()}")
-    folder, module = (str(file.parent.absolute()), file.stem) if place.endswith(".py") else ("", place)
+    folder = str(file.parent.absolute()) if place.endswith(".py") else ""
     sys.path.insert(0, folder)
     try:
-        found = importlib.import_module(module)
+        found = _module_of(file) if folder else importlib.import_module(place)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, SyntaxError, NameError) as error:
@@ -42,6 +44,16 @@ def load(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{target} is no function: give FILE.py:FUNCTION or MODULE:FUNCTION")
     return found
+
+
+def _module_of(file: Path) -> ModuleType:
+    """The module of a file, whatever module of its name is imported already."""
+    spec = importlib.util.spec_from_file_location(f"checked_{file.stem}", file)
+    assert spec is not None and spec.loader is not None, "a file of Python"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def arguments_of(function: Callable[..., Any], known: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ TOKENS = 400  # of a response
 
 
 def page(found: Mapping[str, Any], measured: Sequence[Measured], step: StoredStep, lines: Sequence[str]) -> str:
-    """The HTML of a result; `found` is its JSON and `lines` what a terminal shows."""
+    """The HTML of a result; `found` is its JSON and `lines` the terminal's output."""
     return str(render(
         "microscope.html",
         found=found,

@@ -86,7 +86,7 @@ class RewardForm:
 
 
 class Verdict(NamedTuple):
-    """One case, the response as it was judged, and what the reward said of it."""
+    """One case, the response as it was judged, and the reward's score or error."""
 
     case: RewardCase
     text: str
@@ -101,7 +101,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """All verdicts on a reward, and the cases left out because they ask of it what it is not for."""
+    """All verdicts on a reward, and the cases left out because they are outside its task."""
 
     name: str
     reading: RewardForm
