@@ -208,8 +208,8 @@ class Pool:
 
 @lru_cache(maxsize=1)
 def saved_pool(saved: SavedSweeps) -> Pool:
-    """The pool of the saved sweeps whose experiments declare claims, in the order of their names."""
-    loaded = [saved.load(design) for design in saved.designs if design.claims]
+    """The pool of the saved sweeps that ended and whose experiments declare claims, in the order of their names."""
+    loaded = [saved.load(design) for design in saved.designs if design.claims and not saved.underway(design)]
     finals = {data.record.name: values for data, values in loaded}
     return pool((data for data, _ in loaded), lambda data: finals[data.record.name])
 

@@ -48,7 +48,8 @@ _DEFAULT_WORLD = "world=sums"
 class Answer:
     """A claim, and what its experiment says of it; `judgement` is of the prediction that tests it.
 
-    `judgement` is None where no run is saved. `verdict` is one of VERDICTS: the judgement's, from the source's view.
+    `judgement` is None where no run is saved, or not yet every run. `verdict` is one of VERDICTS: the judgement's, from
+    the source's view.
     """
 
     claim: Claim
@@ -104,7 +105,7 @@ def answers(saved: SavedSweeps) -> tuple[Answer, ...]:
     """Every declared claim with its answer: by trick, then by verdict in the order of VERDICTS."""
     found = []
     for design in (design for design in saved.declared if design.claims):
-        if design in saved.designs:
+        if design in saved.designs and not saved.underway(design):
             data, finals = saved.load(design)
             judgements = judge(data, finals)
             found += [

@@ -349,13 +349,13 @@ def _tuned(context: Context, rest: list[str]) -> Interval:
 
 
 def _hours(context: Context, rest: list[str]) -> Interval:
-    """Of one core; a run that several sweeps have counts once."""
+    """Of one core; a run that several sweeps have counts once, one that has not begun takes no time."""
     seconds: dict[str, float] = {}
     for name in rest or saved_pool(_sweeps()).sweeps:
         data = saved(name)
-        took = data.points.groupby(LABELS)["budget/device_seconds"].max().to_dict()
-        runs = zip(map(tuple, data.runs[LABELS].to_numpy().tolist()), map(str, data.runs["run_key"]))
-        seconds |= {key: float(took[labels]) for labels, key in runs}
+        took = data.points.groupby(LABELS, as_index=False)["budget/device_seconds"].max()
+        began = data.runs[[*LABELS, "run_key"]].merge(took, on=LABELS)
+        seconds |= dict(zip(began["run_key"].astype(str), began["budget/device_seconds"].astype(float)))
     return _number(sum(seconds.values()) / 3600)
 
 

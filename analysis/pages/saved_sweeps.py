@@ -33,6 +33,16 @@ class SavedSweeps:
             self.loaded[design.name] = data, final_values(data)
         return self.loaded[design.name]
 
+    def underway(self, design: Design) -> bool:
+        """True for a sweep with saved data some of whose declared runs have not begun or have not ended.
+
+        Its runs so far are no answer: effects on a few base models change while the rest runs.
+        """
+        if design not in self.designs:
+            return False
+        runs = self.load(design)[0].runs
+        return bool(runs["status"].isin(["new", "partial"]).any()) or not set(design.seeds) <= set(runs["seed"])
+
     def named(self, name: str) -> tuple[SweepData, FinalValues]:
         """Data and final values of one sweep. Raises KeyError where it has no saved data."""
         return self.load({design.name: design for design in self.designs}[name])

@@ -67,7 +67,7 @@ def _index_tables(saved: SavedSweeps) -> Tables:
         HEAD: lambda: _claims(saved),
         EXTERNAL_HEAD: lambda: external_table(EXPERIMENTS),
         ANSWERED: lambda: _table(ANSWERED, [_answered(saved, one) for one in _shown(saved) if not one.superseded]),
-        WAITING: lambda: _table(WAITING, [_waiting(one) for one in saved.declared if one not in saved.designs]),
+        WAITING: lambda: _table(WAITING, waiting(saved)),
         SUPERSEDED: lambda: _table(
             SUPERSEDED,
             [
@@ -99,9 +99,17 @@ def _answered(saved: SavedSweeps, design: Design) -> list[str]:
     return [f"[{design.name}]({page})", design.question, counted or "0 of 0"]
 
 
-def _waiting(design: Design) -> list[str]:
-    runs = len(design.arms) * len(design.levels) * len(design.seeds)
-    return [f"[{design.name}]({design.name}/design.yaml)", design.question, str(runs)]
+def waiting(saved: SavedSweeps) -> list[list[str]]:
+    """A row for each experiment without saved data, and for each with claims that is underway."""
+    rows = []
+    for design in saved.declared:
+        runs = str(len(design.arms) * len(design.levels) * len(design.seeds))
+        if design.claims and saved.underway(design):
+            runs = f"{(saved.load(design)[0].runs['status'] == 'done').sum()} of {runs}"
+        elif design in saved.designs:
+            continue
+        rows.append([f"[{design.name}]({design.name}/design.yaml)", design.question, runs])
+    return rows
 
 
 def _page_tables(saved: SavedSweeps, design: Design) -> Tables:

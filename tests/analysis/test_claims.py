@@ -23,6 +23,8 @@ from declared_experiments import (
     saved_description,
     saved_points,
 )
+from gap_study.across import saved_pool
+from pages import numbers, tables
 from pages.claims import (
     EQUIVALENT,
     Answer,
@@ -33,7 +35,7 @@ from pages.claims import (
 )
 from pages.claims_figure import claim_numbers, draw_claims
 from pages.contrasts import contrast_of, same_contrasts
-from pages.saved_sweeps import saved_sweeps
+from pages.saved_sweeps import SavedSweeps, saved_sweeps
 from planted_sweeps import Planted, synthetic_sweep
 
 from grpo_lab.analysis.effects.manipulation_checks import failed_checks, manipulation_checks
@@ -320,3 +322,23 @@ def by_other_code(answer: Answer, points: pd.DataFrame) -> None:
     assert whole.mean == pytest.approx(by_base.mean(), abs=1e-6)
     if not math.isnan(whole.low):
         assert (whole.low, whole.high) == pytest.approx((by_base.mean() - half, by_base.mean() + half), abs=1e-6)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_sweep_underway_answers_nothing(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last seed's runs are not in the data, as parts that have not begun, or in it without a point logged."""
+    name = "zero_signal"
+    whole, design = saved_data(name), load_design(declaration(name))
+    last = whole.runs["seed"] == design.seeds[-1]
+    runs = whole.runs.assign(status=whole.runs["status"].mask(last, "new")) if begun else whole.runs[~last]
+    data = replace(whole, runs=runs, points=whole.points[whole.points["seed"] != design.seeds[-1]])
+    saved = SavedSweeps({name: FOLDERS[name]}, [design], [design], {name: (data, final_values(data))})
+    assert saved.underway(design)
+    assert {answer.verdict for answer in answers(saved)} == {"not run"}
+    assert not saved_pool(saved).sweeps
+    ended, declared = len(whole.runs) - last.sum(), len(design.arms) * len(design.levels) * len(design.seeds)
+    assert [row[-1] for row in tables.waiting(saved)] == [f"{ended} of {declared}"]
+
+    hours = numbers.measured(numbers.Context(), f"hours {name}").mean
+    monkeypatch.setattr(numbers, "saved", lambda _: data)
+    assert 0 < numbers.measured(numbers.Context(), f"hours {name}").mean < hours
