@@ -175,17 +175,6 @@ class ConditionFit:
         """Geometric mean of the compute to reach `target`; n = 0 unless every run reaches it."""
         return NONE if len(self.reached) < len(self.curves) + self.collapsed else _geometric(self.reached)
 
-    def predicted(self, compute: np.ndarray) -> pd.DataFrame:
-        """value, low and high of the fitted accuracy at each compute: mean and t over seeds, or best and profile."""
-        lines = [fit.sigmoid.at(compute) for fit in self.fits.values()]
-        if self.kind == OF_CURVE:
-            low, high = self.fits[None].profile.band(compute)
-            return pd.DataFrame({"value": lines[0], "low": low, "high": high})
-        intervals = [t_interval(column) for column in np.array(lines).T.tolist()]
-        return pd.DataFrame({"value": [i.mean for i in intervals], "low": [i.low for i in intervals]}).assign(
-            high=[i.high for i in intervals]
-        )
-
     def text(self) -> str:
         """One sentence on the asymptote."""
         if self.refused:

@@ -13,7 +13,6 @@ from scipy import stats
 from grpo_lab.analysis.stats.intervals import CONFIDENCE, Interval
 from grpo_lab.analysis.table_rows import groups_of
 
-TRIALS = 2000  # simulated experiments behind a power where runs collapse
 DRAWS = 10_000  # of what the deviations may be, behind an interval
 
 

@@ -120,7 +120,7 @@ def series_of(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Ser
 def read_signal(signal: Signal, table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, PeakReading]]:
     """Metric, series and reading of a signal, for every series that has enough values."""
     for metric, series, smooth in series_of(signal, table):
-        found = reading(series) if smooth else PeakReading(float(series.max()), _step(series.idxmax()), series)
+        found = reading(series) if smooth else PeakReading(float(series.max()), _step(series.idxmax()))
         if found is not None:
             yield metric, series, found
 

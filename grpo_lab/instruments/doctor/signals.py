@@ -34,11 +34,10 @@ class OnsetSpan:
 
 @dataclass(frozen=True)
 class PeakReading:
-    """The highest smoothed value of a series, its step, and the smoothed series itself."""
+    """The highest smoothed value of a series, and its step."""
 
     value: float
     step: int
-    smoothed: pd.Series
 
 
 def window(n: int) -> int:
@@ -58,7 +57,7 @@ def reading(series: pd.Series) -> PeakReading | None:
     if smooth.empty:
         return None
     place = int(np.argmax(smooth.to_numpy()))
-    return PeakReading(float(smooth.iloc[place]), int(smooth.index.to_numpy()[place]), smooth)
+    return PeakReading(float(smooth.iloc[place]), int(smooth.index.to_numpy()[place]))
 
 
 def _relative(sign: int) -> Callable[[pd.Series], pd.Series]:
