@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pandas as pd
 import pytest
 from declared_experiments import saved_data
 
-from grpo_lab.analysis.effects.contrasts import effects_table
+from grpo_lab.analysis.effects.contrasts import effects_table, trick_effects
 from grpo_lab.analysis.effects.verdict import judge
 from grpo_lab.analysis.final_values import DOWNSTREAM, final_values
+from grpo_lab.analysis.stats.intervals import Interval
 from grpo_lab.analysis.tables import Tables, load
 
 
@@ -47,6 +51,29 @@ def test_effects_are_those_of_the_table_of_tricks(dapo: Tables) -> None:
     written = effects_table(dapo.data, dapo.finals)
     for ours, theirs in (("mean", "effect"), ("n", "n_pairs"), ("low", "low"), ("p_adjusted", "p_adjusted")):
         np.testing.assert_array_equal(dapo.effects[ours], written[theirs])
+
+
+@pytest.mark.parametrize("sweep", ["dapo", "dapo_worlds"])
+def test_every_column_of_the_table_of_tricks_is_filled_from_its_effect(sweep: str) -> None:
+    """dapo_worlds has pairs with one collapsed run: only such have an effect of those alive."""
+    data = saved_data(sweep)
+    finals = final_values(data)
+    effects, written = trick_effects(data, finals), effects_table(data, finals)
+    assert any(effect.comparison.mixed for effect in effects) is (sweep == "dapo_worlds")
+    for effect, row in zip(effects, written.to_dict("records"), strict=True):
+        mixed = effect.comparison.mixed
+        alive = effect.comparison.alive if mixed else Interval(math.nan, math.nan, math.nan, 0)
+        expected = {
+            "level": effect.contrast.level, "trick": effect.contrast.trick, "kind": effect.contrast.kind,
+            "context": effect.contrast.context, "metric": effect.metric, "n_pairs": effect.n_pairs,
+            "effect": effect.interval.mean, "low": effect.interval.low, "high": effect.interval.high, "p": effect.p,
+            "p_adjusted": effect.p_adjusted, "correction": effect.correction, "family": effect.family,
+            "minimum_detectable": effect.mde, "harm": effect.harm, "not_reported": effect.interval.why,
+            "alive": alive.mean, "alive_low": alive.low, "alive_high": alive.high,
+            "n_collapsed_with": effect.collapsed_with, "n_collapsed_without": effect.collapsed_without,
+        }  # fmt: skip
+        assert pd.isna(row.pop("n_alive")) if not mixed else row.pop("n_alive") == alive.n
+        assert row == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_row_per_prediction_has_its_word(dapo: Tables) -> None:

@@ -51,6 +51,17 @@ def tokenizer_of(form: str, chat_template: str = CHATML) -> transformers.PreTrai
     return tokenizer
 
 
+def test_each_hash_is_of_its_own_prompts() -> None:
+    tokenizer, template = tokenizer_of("<s> $A"), run_of("template=chat").template
+    other = [Problem(0, "What is 1+3?", "4", 1)]
+    read = [read_prompts(tokenizer, template, *of) for of in ((QUESTION, other), (other, QUESTION), (other, other))]
+    assert read[0].training == read[1].evaluation != read[0].evaluation == read[1].training
+    assert read[2].training == read[2].evaluation == read[0].evaluation
+    assert read_prompts(tokenizer, template, [*other, *QUESTION], other).training not in (
+        read[0].training, read[1].training,
+    )  # fmt: skip
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("template", option_names("template"))
 def test_a_prompt_begins_once_as_the_tokenizer_begins_a_text(template: str) -> None:

@@ -77,6 +77,11 @@ def test_the_seed_decides_the_questions() -> None:
     other = replace(task, seed=1)
     mine, others = ({one.question for name in SPLITS for one in which.problems(name)} for which in (task, other))
     assert len(mine & others) < 0.1 * len(mine), "neighbouring seeds draw other questions"
+    every = {name: [one.id for one in task.problems(name)] for name in ("train", "heldout", "downstream")}
+    assert len(set().union(*every.values())) == sum(map(len, every.values())), "an id names one problem"
+    harder = task_of("chain_sum", *SMALL, "+task.downstream={min_terms: 5, max_terms: 5}")
+    places = {name: {one.id // 10_000_000 for one in harder.problems(name)} for name in every}
+    assert places == {"train": {0}, "heldout": {1}, "downstream": {2}}, "whatever the size of another split"
     assert replace(task, seed=1).fingerprint() != task.fingerprint() == task_of("chain_sum", *SMALL).fingerprint()
 
 
