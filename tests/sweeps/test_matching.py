@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from omegaconf import open_dict
 from short_runs import metrics_of
 from sweep_processes import WORLD, finished, multirun
 
@@ -16,7 +19,13 @@ from grpo_lab.analysis.sources.matched_norms import MatchedNorm, matched_lines, 
 from grpo_lab.analysis.sources.run_folders import load_sweep
 from grpo_lab.analysis.sources.saved_data import load_data, save_data
 from grpo_lab.config.design import Design, Kind, Match, read_design
+from grpo_lab.distributed.device import device_kind
+from grpo_lab.run.identity import run_identity
+from grpo_lab.sweeps.matching import plan_matching, record_matching, run_matching
+from grpo_lab.sweeps.planned_runs import PlannedRun, plan_runs
+from grpo_lab.tracking.checksums import with_checksum
 from grpo_lab.tracking.sweep_record import read_sweep, sweep_folder
+from grpo_lab.tracking.terminal import Terminal
 
 NODE = {
     "name": "stepping",
@@ -88,6 +97,80 @@ def test_the_table_has_the_norms_and_an_arm_that_is_off_is_named() -> None:
     assert matched_lines([]) == [] and len(matched_lines([one()])) == 1
     said = matched_lines([one(level="high", after=0.06)])[1]
     assert "Not matched within 2%" in said and "x_matched_norm high is 20% above the control's" in said
+
+
+def leave(planned: PlannedRun, compose: Callable, norms: Sequence[float]) -> None:
+    """What a run leaves that stopped on a loss that was not finite, which counts with the steps it had."""
+    config = compose([word for word in planned.plan.overrides if not word.startswith("seed=")])
+    with open_dict(config):
+        del config["hydra"]
+        config.seed = planned.plan.seed
+    planned.folder.mkdir(parents=True)
+    described = {"identity": run_identity(config, device_kind(planned.run.device)), "run_key": "planted"}
+    (planned.folder / "run.json").write_text(json.dumps(with_checksum(described)))
+    lines = [{"step": step, "metrics": {"train/update_norm": norm}} for step, norm in enumerate(norms)]
+    (planned.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (planned.folder / "error.txt").write_text("FloatingPointError: planted")
+
+
+@pytest.mark.parametrize(
+    ("power", "factors", "off"),
+    [
+        (1.0, [5.0], 0.0),  # norms in proportion to the rate: the first trial is right
+        (0.5, [5.0, 5**1.5, 5**1.75], 5**-0.125 - 1),  # each trial goes half of the way that is left
+        (2.0, [5.0], -0.8),  # scaling oversteps, then comes back to the plain arm's rate, which is the nearest
+    ],
+)
+def test_a_trial_is_scaled_from_the_last_and_the_nearest_is_taken(
+    power: float, factors: list[float], off: float, compose: Callable, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Pilots whose update norm is a power of their learning rate; the control's is five times the arm's."""
+    design, runs = declare(), tmp_path / "runs"
+    matching = plan_matching(design, [f"runs_dir={runs}"], "stepping", compose, runs, 0.5)
+    launched: list[list[str]] = []
+
+    def launch(title: str, todo: Sequence[PlannedRun], finished: int) -> list[Any]:
+        launched.append([planned.plan.title for planned in todo])
+        for planned in todo:
+            rate = planned.run.optimizer.learning_rate
+            norm = 0.5 if planned.plan.arm == "plain" else 0.1 * (rate / 0.02) ** power
+            leave(planned, compose, [norm * (step + 0.5) for step in (0, 1)])
+        return []
+
+    (found,) = run_matching(Terminal(), matching, launch)
+    pilot = "seed=1"
+    assert launched == [[f"plain {pilot}", f"smaller {pilot}"], *[[f"smaller_matched_norm {pilot}"]] * len(factors)]
+    best = min([1.0, *factors], key=lambda factor: abs(factor**power / 5 - 1))
+    assert found.factor == pytest.approx(best, rel=1e-3) and found.learning_rate == pytest.approx(0.02 * best, rel=1e-3)
+    assert (found.control, found.before) == pytest.approx((0.5, 0.1)) and found.off == pytest.approx(off, abs=2e-3)
+    assert f"{found.factor:.3f}" in capsys.readouterr().err
+
+    record_matching(matching, [found], NODE)
+    assert matching.found() == {("", "smaller_matched_norm"): found}
+    plans = [matching.settled()(plan) for plan in plan_runs(design, [])]
+    rates = {
+        plan.arm: [word for word in plan.overrides if word.startswith("optimizer.learning_rate=")] for plan in plans
+    }
+    assert rates == {
+        "plain": [], "smaller": ["optimizer.learning_rate=0.02"],
+        "smaller_matched_norm": [f"optimizer.learning_rate={found.learning_rate!r}"],
+    }  # fmt: skip
+    other = plan_matching(design, [f"runs_dir={runs}"], "stepping", compose, runs, 0.25)
+    assert other.found() == {}, "pilots of another length measure anew"
+
+
+def test_a_pilot_that_makes_no_update_or_does_not_end_starts_no_run(compose: Callable, tmp_path: Path) -> None:
+    matching = plan_matching(declare(), [f"runs_dir={tmp_path}"], "stepping", compose, tmp_path, 0.5)
+    with pytest.raises(ValueError, match=r"the pilot plain seed=1 failed \(see .*\); the same command tries again"):
+        run_matching(Terminal(), matching, lambda *words: [])
+
+    def still(title: str, todo: Sequence[PlannedRun], finished: int) -> list[Any]:
+        for planned in todo:
+            leave(planned, compose, [])
+        return []
+
+    with pytest.raises(ValueError, match=r"plain seed=1 made no update.*raise hydra\.sweeper\.pilot_share"):
+        run_matching(Terminal(), matching, still)
 
 
 def run(folder: Path, *words: str, **changes: Any) -> Any:
