@@ -213,6 +213,16 @@ def test_the_file_is_part_of_the_code(path: Path) -> None:
     assert provenance.code(one.files)["sources"] != before
 
 
+def test_a_function_of_an_installed_module_is_no_file_of_the_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(path.parent))  # as an installed package is found
+    one = replace(reward(path, "score"), path="rewards:score")
+    assert one.files == () and one.names == ("score",)
+    assert graded(one, ["1", "0"]) == ([1.0, 0.0], [1.0, 0.5])
+    missing = replace(one, path="rewards:absent")
+    with pytest.raises(ValueError, match="rewards:absent"):
+        missing.check(PROBLEMS)
+
+
 @pytest.mark.extended
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (conf_folder() / "models.md").read_text().split("## A reward of your own")[1]
