@@ -204,8 +204,9 @@ class Copy:
         took = time.monotonic() - began
         if status is None:
             return Verdict(fault, f"a hang: longer than {seconds:g} s", took)
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py::\w+)", said, flags=re.M)
-        if status not in (0, 1) or (status == 1 and failed is None):
+        # A module that cannot be collected with the fault sees it too: without one all tests have passed.
+        failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py(?:::\w+)?)", said, flags=re.M)
+        if status and failed is None:
             raise ValueError(f"{fault.name}: its tests do not run, so they see nothing (status {status})\n{said}")
         return Verdict(fault, failed[1] if failed else "", took)
 
