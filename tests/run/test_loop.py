@@ -402,7 +402,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     answers = pd.read_parquet(folder / "eval" / "step=000002.parquet")
     assert set(answers["suite"]) == {"probe", "heldout_training", "heldout", "downstream"}
     scores = metrics_of(folder)[-1]["metrics"]
-    assert json.loads((folder / "DONE").read_text())["fell"] == _fallen(metrics_of(folder))
+    summary = json.loads((folder / "DONE").read_text())
+    assert summary["fell"] == _fallen(metrics_of(folder)) and summary["ungraded"] == 0
     by_suite = answers.groupby("suite")["outcome"].mean()
     assert all(by_suite[suite] == pytest.approx(scores[f"eval/{suite}/accuracy"]) for suite in by_suite.index)
     rollouts = pd.read_parquet(folder / "rollouts" / "step=000001.parquet")
