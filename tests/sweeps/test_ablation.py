@@ -279,7 +279,6 @@ def test_an_addition_that_does_nothing_or_cannot_run_is_refused(runs_of: Callabl
     assert said.split(": type")[0] in str(refusal.value)
 
 
-@pytest.mark.extended
 def test_a_dry_run_lists_the_arms_and_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     words = as_settings([*SHORT, "leave_one_out=[surrogate=ppo_higher,aggregation=token_mean]", "updates=two,four"])
     multirun(*words, f"runs_dir={tmp_path / 'runs'}", "hydra.sweeper.dry_run=true")
