@@ -196,7 +196,7 @@ def test_single_runs_are_listed_beside_sweeps(tmp_path: Path) -> None:
     assert one == [line.removeprefix("  ") for line in lines if "plain,now" in line]
     for name in ("plain,done", "plain,done seed=1", str(tmp_path / "plain,done" / "seed=1")):
         (line,) = status_lines(tmp_path, name)
-        assert line.startswith("done ")
+        assert line.startswith("done ") and find_run(name, tmp_path, None) == tmp_path / "plain,done" / "seed=1"
     with pytest.raises(ValueError, match=r"there is no sweep or run 'nothing' in .*; there are: probe, plain,"):
         status_lines(tmp_path, "nothing")
 
