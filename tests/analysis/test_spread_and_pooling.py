@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,10 @@ def test_the_verdict_counts_who_loses() -> None:
     assert losing_bases(finals, "", "+helps", "base", metric, 0.1).number == 0
     text = spread_text(data, finals)
     assert "standard deviation of seeds within a base model over that of base" in text
+    assert "\n  Then the base models that lose and the runs that collapse" in text
+    alone = replace(data, runs=data.runs.assign(base=None))
+    assert "deviation of seeds over that of base" in (said := spread_text(alone, final_values(alone)))
+    assert "\n  Then the seeds that lose" in said
     assert "  +harms: " in text and "loses more than" in text and "in 4 of 4 (0.40 to 1.00); collapsed" in text
 
 
