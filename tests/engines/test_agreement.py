@@ -71,7 +71,6 @@ def test_what_is_allowed_is_of_the_coarser_side() -> None:
         check_agreement(learner, sampler * torch.nan, mask, 3, run.agreement)
 
 
-@pytest.mark.extended
 def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, tiny_base: Path) -> None:
     quick = [*FP16, "correction=tis_token", "checkpoint_every=2", "optimizer.learning_rate=3e-4"]
     whole = run_in_process(tmp_path / "whole", *quick, "budget.amount=4")
@@ -83,7 +82,6 @@ def test_half_precision_trains_under_a_loss_scale_that_resumes(tmp_path: Path, t
     assert before["loss_scale"]["_growth_tracker"] == 16, "updates since the scale was last changed"
 
 
-@pytest.mark.extended
 def test_a_gradient_that_overflows_leaves_the_weights_and_halves_the_scale(tmp_path: Path, tiny_base: Path) -> None:
     run = to_run(compose_with_choices(["world=tiny", "tracking=none", *FP16])[0])
     state = open_state(run, CPU, None)
