@@ -295,9 +295,9 @@ def test_every_run_of_every_experiment_can_run(path: Path, runs_of: Callable) ->
     seeds = design.seeds[: max(1, len(design.bases))]
     whole = runs_of(design, "tracking=none", f"seed={','.join(map(str, seeds))}")
     refuse_no_op_arms(design, whole)
-    assert (
-        len({planned.folder for planned in whole}) == len(whole) == len(seeds) * len(design.arms) * len(design.levels)
-    )
+    assert len(whole) == len(seeds) * len(design.arms) * len(design.levels)
+    words = {(planned.folder, frozenset(planned.plan.overrides)) for planned in whole}
+    assert len({planned.folder for planned in whole}) == len(words), "runs of one folder are one run"
     assert {str(Path(planned.record().folder).parent) for planned in whole} == folders_of(design, ["tracking=none"])
     expected = {(plan.arm, plan.level, plan.seed) for plan in plan_runs(design, [])}
     assert expected == {(planned.plan.arm, planned.plan.level, seed) for planned in whole for seed in design.seeds}
