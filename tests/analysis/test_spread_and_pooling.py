@@ -69,9 +69,9 @@ def test_the_verdict_counts_who_loses() -> None:
     text = spread_text(data, finals)
     assert "standard deviation of seeds within a base model over that of base" in text
     assert "\n  Then the base models that lose and the runs that collapse" in text
-    alone = replace(data, runs=data.runs.assign(base=None))
-    assert "deviation of seeds over that of base" in (said := spread_text(alone, final_values(alone)))
-    assert "\n  Then the seeds that lose" in said
+    one_base = replace(data, runs=data.runs.assign(base=None))
+    message = spread_text(one_base, final_values(one_base))
+    assert "deviation of seeds over that of base" in message and "\n  Then the seeds that lose" in message
     assert "  +harms: " in text and "loses more than" in text and "in 4 of 4 (0.40 to 1.00); collapsed" in text
 
 

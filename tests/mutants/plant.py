@@ -204,11 +204,11 @@ class Copy:
         took = time.monotonic() - began
         if status is None:
             return Verdict(fault, f"a hang: longer than {seconds:g} s", took)
-        # A module that cannot be collected with the fault sees it too: without one all tests have passed.
+        # From 2 on pytest could not start or load the tests, which passed without the fault: that is a kill too.
         failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py(?:::\w+)?)", said, flags=re.M)
-        if status and failed is None:
+        if status not in (0, 1, 2, 3, 4) or (status == 1 and failed is None):
             raise ValueError(f"{fault.name}: its tests do not run, so they see nothing (status {status})\n{said}")
-        return Verdict(fault, failed[1] if failed else "", took)
+        return Verdict(fault, failed[1] if failed else "its tests do not load" * bool(status), took)
 
     def check(self, tests: Sequence[str]) -> None:
         """Run tests without any fault. Raises ValueError unless all of them pass."""

@@ -128,15 +128,17 @@ def test_killed_and_surviving_faults_are_told_apart(tmp_path: Path) -> None:
     source = (PACKAGE / MIXES["file"]).read_bytes()
     alike = UNSEEN | {"name": "alike", "new": "return 1 - self.decay / 1", "equivalent": "a division by 1"}
     words = ("--workers", "1", "--table", str(tmp_path / "table.md"))
-    done = command(tmp_path, [MIXES, UNSEEN, alike], *words)
+    broken = MIXES | {"name": "broken", "old": "from __future__ import annotations", "new": "raise OSError"}
+    done = command(tmp_path, [MIXES, UNSEEN, alike, broken], *words)
     assert done.stderr.strip() == "not as the list says: unseen" and done.returncode == 1
     *rows, _, total = (tmp_path / "table.md").read_text().splitlines()
     assert [row.split(" | ")[3].removesuffix(" |") for row in rows[2:]] == [
         "test_interventions.py::test_shares_of_the_learner",
         "**survived**",
         "equivalent: a division by 1",
+        "its tests do not load",
     ]
-    assert total == "3 planted, 1 killed, 2 survived, 1 of them said to be alike."
+    assert total == "4 planted, 2 killed, 2 survived, 1 of them said to be alike."
     assert (PACKAGE / MIXES["file"]).read_bytes() == source
     with pytest.raises(ValueError, match="without any fault every test must pass"):
         plant.Copy(tmp_path / "copy").check(["test_interventions.py::test_gone"])

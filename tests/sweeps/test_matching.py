@@ -99,8 +99,8 @@ def test_the_table_has_the_norms_and_an_arm_that_is_off_is_named() -> None:
     assert "Not matched within 2%" in said and "x_matched_norm high is 20% above the control's" in said
 
 
-def leave(planned: PlannedRun, compose: Callable, norms: Sequence[float]) -> None:
-    """What a run leaves that stopped on a loss that was not finite, which counts with the steps it had."""
+def write_pilot(planned: PlannedRun, compose: Callable, norms: Sequence[float]) -> None:
+    """Write the folder of a run that ended with a non-finite loss: a pilot counts with the steps it logged."""
     config = compose([word for word in planned.plan.overrides if not word.startswith("seed=")])
     with open_dict(config):
         del config["hydra"]
@@ -134,7 +134,7 @@ def test_a_trial_is_scaled_from_the_last_and_the_nearest_is_taken(
         for planned in todo:
             rate = planned.run.optimizer.learning_rate
             norm = 0.5 if planned.plan.arm == "plain" else 0.1 * (rate / 0.02) ** power
-            leave(planned, compose, [norm * (step + 0.5) for step in (0, 1)])
+            write_pilot(planned, compose, [norm * (step + 0.5) for step in (0, 1)])
         return []
 
     (found,) = run_matching(Terminal(), matching, launch)
@@ -166,7 +166,7 @@ def test_a_pilot_that_makes_no_update_or_does_not_end_starts_no_run(compose: Cal
 
     def still(title: str, todo: Sequence[PlannedRun], finished: int) -> list[Any]:
         for planned in todo:
-            leave(planned, compose, [])
+            write_pilot(planned, compose, [])
         return []
 
     with pytest.raises(ValueError, match=r"plain seed=1 made no update.*raise hydra\.sweeper\.pilot_share"):
