@@ -177,7 +177,7 @@ def failure(said: str) -> EngineFailure:
     """The error that ends a run whose engine died; `said` is the known cause."""
     return EngineFailure(
         f"vLLM ended in the middle of its work: {said}. {remedy(said)}. "
-        "The same command goes on from the last checkpoint"
+        "Re-run the same command to resume from the last checkpoint"
     )
 
 

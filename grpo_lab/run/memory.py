@@ -21,7 +21,7 @@ REMEDIES = {
     "train": _LEARNER,
     "evaluate": f"{_SAMPLER}, or evaluation.downstream_max_tokens",
 }
-_SAVED = "What was saved stays: the same command goes on from the last checkpoint, other settings begin another run"
+_SAVED = "Re-run the same command to resume from the last checkpoint; other settings begin another run"
 
 
 class OutOfMemory(ValueError):

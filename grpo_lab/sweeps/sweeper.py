@@ -81,7 +81,7 @@ def errors_as_messages() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted: the same command goes on with what is left", error=True)
+        say("interrupted: re-run the same command to resume", error=True)
         sys.exit(130)
     except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

@@ -144,7 +144,7 @@ def test_an_engine_that_dies_says_how_to_go_on(session: VllmSession, tiny_base: 
         return take()
 
     monkeypatch.setattr(session.engine, "step", dies)
-    with pytest.raises(EngineFailure, match=r"the worker is gone.*goes on from the last checkpoint"):
+    with pytest.raises(EngineFailure, match=r"the worker is gone.*resume from the last checkpoint"):
         session.generate(requests)
     monkeypatch.undo()
     assert not session.engine.has_unfinished_requests(), "what it had begun is not drawn by the next call"

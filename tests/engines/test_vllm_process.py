@@ -377,7 +377,7 @@ def test_an_engine_that_is_killed_is_noticed_at_once(session: VllmProcessSession
     wait_for_tokens(stream, 1, 1)
     os.kill(session.process.pid, signal.SIGKILL)
     start = time.monotonic()
-    with pytest.raises(EngineFailure, match=r"ended by signal 9.*engine\.cache_gib.*goes on from the last checkpoint"):
+    with pytest.raises(EngineFailure, match=r"ended by signal 9.*engine\.cache_gib.*resume from the last checkpoint"):
         take_all(stream)
     calls = (
         lambda: session.generate(requests[:1]),

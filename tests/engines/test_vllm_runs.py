@@ -101,7 +101,7 @@ def test_a_run_whose_engine_fails_goes_on_as_if_it_had_not(
         with pytest.raises(EngineFailure, match=message):
             run_in_process(tmp_path / "fails", *common)
     (folder,) = (tmp_path / "fails").glob("run/seed=*")
-    assert "goes on from the last checkpoint" in (folder / "error.txt").read_text()
+    assert "resume from the last checkpoint" in (folder / "error.txt").read_text()
     run_in_process(tmp_path / "fails", *common)
     same_ending(folder, whole)
 

@@ -241,7 +241,7 @@ def main() -> None:
         print(f"left for another call: {', '.join(left)}")
     if problems := failed(results, [name for name in names if name not in left]):
         sys.exit("failed:\n" + "\n".join(f"  {line}" for line in problems))
-    print("every check passed" if not left else "every check so far passed: the same command goes on")
+    print("every check passed" if not left else "every check so far passed: re-run the same command to resume")
 
 
 if __name__ == "__main__":

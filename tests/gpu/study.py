@@ -1,4 +1,4 @@
-"""The study of a pretrained model on one GPU, in slices: the same command goes on until every run has ended.
+"""The study of a pretrained model on one GPU, in slices: re-run the same command until every run has ended.
 
     make gpu-real                       nine minutes of it; again: what is left
     make gpu-real SLICE=1700            half an hour of it
@@ -60,7 +60,7 @@ def main() -> None:
         words = [f"+experiments={name}", *_SETTINGS, f"runs_dir='{runs}'", *overrides]
         code = run_until([sys.executable, "-m", "grpo_lab.train", *words], ends)
         if code == _INTERRUPTED:
-            print(f"the slice is over in {name}: the same command goes on with what is left")
+            print(f"the slice is over in {name}: re-run the same command to resume")
             return
         if code:
             sys.exit(code)

@@ -346,6 +346,6 @@ def test_two_processes_finish_the_same_step_and_save_it(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("*/seed=0")
     step = lines_in(folder / "metrics.jsonl") - 1
     saved = f"{folder}/checkpoints/step={step:06d}"
-    assert f"interrupted: step {step} is finished and saved in {saved}; the same command goes on" in said
+    assert f"interrupted: step {step} is finished and saved in {saved}; re-run the same command to resume" in said
     subprocess.run(torchrun, check=True, capture_output=True, timeout=280)
     assert (folder / "DONE").exists() and [line["step"] for line in metrics_of(folder)] == list(range(31))
