@@ -208,7 +208,9 @@ class Copy:
         failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py(?:::\w+)?)", said, flags=re.M)
         if status not in (0, 1, 2, 3, 4) or (status == 1 and failed is None):
             raise ValueError(f"{fault.name}: its tests do not run, so they see nothing (status {status})\n{said}")
-        return Verdict(fault, failed[1] if failed else "its tests do not load" * bool(status), took)
+        if status >= 2 and failed is None:
+            return Verdict(fault, "its tests do not load", took)
+        return Verdict(fault, failed[1] if failed else "", took)
 
     def check(self, tests: Sequence[str]) -> None:
         """Run tests without any fault. Raises ValueError unless all of them pass."""
