@@ -77,7 +77,7 @@ figures: $(STAMP) ## draw the figures and tables of the sweep EXP beside its dec
 claims: $(STAMP) ## what the saved sweeps say of claims in the literature: the table of experiments/README.md and two figures
 	@PYTHONPATH=analysis $(BIN)/python -m pages claims
 
-cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 cards, on paper: analysis/cluster_cost and its figures
+cluster-cost: $(STAMP) ## what one question costs on 8, 64 and 512 GPUs, on paper: analysis/cluster_cost and its figures
 	@PYTHONPATH=analysis $(BIN)/python -m cluster_cost
 
 report: $(STAMP) ## write analysis/reports/EXP.html: verdict, switches, figures, responses on one offline page
@@ -107,7 +107,7 @@ tutorials: $(NOTEBOOK_STAMP) ## execute the notebooks of analysis/tutorials in p
 		--ExecutePreprocessor.startup_timeout=600 --ExecutePreprocessor.record_timing=False $(TUTORIALS)
 	@$(NBCONVERT) --to notebook --inplace --coalesce-streams $(TUTORIALS)
 
-worlds: $(STAMP) ## measure the cards of all worlds and write them into conf/world/README.md (over an hour on two cores)
+worlds: $(STAMP) ## measure the profiles of all environments and write them into conf/world/README.md (over an hour on two cores)
 	@PYTHONPATH=analysis $(BIN)/python -m world_profiles $(ARGS) --runs '$(RUNS)'
 	@PYTHONPATH=analysis $(BIN)/python -m pages docs
 

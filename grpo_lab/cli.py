@@ -271,21 +271,21 @@ def grade_pairs(arguments: argparse.Namespace) -> None:
     """Print how often graders are wrong on the pairs of grpo_lab: those of the overrides, or the shipped ones."""
     from grpo_lab.config.hydra_setup import compose_with_choices
     from grpo_lab.config.run_config import to_run
-    from grpo_lab.tasks.grader_errors import errors_text, outcomes, pairs
+    from grpo_lab.tasks.grader_errors import correctness_of, errors_text, pairs
 
     chosen = {word.split("=")[0].split(".")[0].lstrip("+") for word in arguments.overrides} & {"reward", "verifier"}
     if not arguments.overrides:
         shipped = (*SHIPPED_GRADERS, *([GYM_GRADER] if find_spec("reasoning_gym") else []))
-        asked = [(name.split("=")[0], [name]) for name in shipped]
+        graders = [(name.split("=")[0], [name]) for name in shipped]
     elif chosen:
-        asked = [(slot, arguments.overrides) for slot in sorted(chosen)]
+        graders = [(slot, arguments.overrides) for slot in sorted(chosen)]
     else:
         raise ValueError("no grader is named: write reward=NAME or verifier=NAME, or nothing for the shipped ones")
-    judged, said = pairs(), {}
-    for slot, words in asked:
+    judged, verdicts = pairs(), {}
+    for slot, words in graders:
         config, choices = compose_with_choices(words)
-        said[f"{slot}={choices[slot]}"] = outcomes(getattr(to_run(config), slot), judged)
-    say(errors_text(judged, said, arguments.pairs))
+        verdicts[f"{slot}={choices[slot]}"] = correctness_of(getattr(to_run(config), slot), judged)
+    say(errors_text(judged, verdicts, arguments.pairs))
 
 
 def audit_reward(arguments: argparse.Namespace) -> None:

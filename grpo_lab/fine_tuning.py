@@ -155,10 +155,10 @@ def _answers(
     """The answers to learn to random problems, and the metrics of how they were found."""
     drawn = sorted(range(len(problems)), key=lambda place: _chance(seed, "problems", 0, problems[place].id))
     places = drawn[: sft.problems]
-    asked = [problems[place] for place in places]
-    prompts = encode_prompts(tokenizer, sampling.template, asked)
+    chosen = [problems[place] for place in places]
+    prompts = encode_prompts(tokenizer, sampling.template, chosen)
     if sft.draws:
-        found, metrics = _sampled(sft, sampling, seed, base, tokenizer, asked, prompts, device, cost, account)
+        found, metrics = _sampled(sft, sampling, seed, base, tokenizer, chosen, prompts, device, cost, account)
         short = "raise sft.samples or sft.problems, or begin with a model that is right more often"
     else:
         written = task.solutions("train")
@@ -166,19 +166,19 @@ def _answers(
         solutions = dict(zip((problem.id for problem in task.problems("train")), written))
         end = tokenizer.eos_token_id
         assert isinstance(end, int), "stop_token_ids asks before"
-        ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in asked])]
+        ended = [(*ids, end) for ids in token_ids(tokenizer, [solutions[problem.id] for problem in chosen])]
         found = [
             Demonstration(problem, prompt, Completion.unsampled(ids, StopReason.EOS))
-            for problem, prompt, ids in zip(asked, prompts, ended)
+            for problem, prompt, ids in zip(chosen, prompts, ended)
             if len(ids) <= sampling.engine.max_tokens
         ]
         metrics, short = {}, "raise engine.max_tokens, which all solutions exceed"
     if not found:
-        raise ValueError(f"sft has no answer to learn from {len(asked)} problems: {short}")
+        raise ValueError(f"sft has no answer to learn from {len(chosen)} problems: {short}")
     return found, metrics | {
         "sft/answers": float(len(found)),
         "sft/length": sum(len(answer.completion.tokens) for answer in found) / len(found),
-        "active_fraction/sft": len({answer.problem.id for answer in found}) / len(asked),
+        "active_fraction/sft": len({answer.problem.id for answer in found}) / len(chosen),
     }
 
 
@@ -188,7 +188,7 @@ def _sampled(
     seed: int,
     base: Path,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Problem],
+    problems: Sequence[Problem],
     prompts: Sequence[tuple[int, ...]],
     device: torch.device,
     cost: ModelFlops,
@@ -196,21 +196,21 @@ def _sampled(
 ) -> tuple[list[Demonstration], dict[str, float]]:
     """Those of the base model's own answers that `sft` picks; their sampling is counted in the account."""
     engine, cost_model = sampling.engine, sampling.cost_model
-    requests = group_requests(asked, prompts, sft.draws, engine.params, seed, "sft", 0)
+    requests = group_requests(problems, prompts, sft.draws, engine.params, seed, "sft", 0)
     with closing(engine.open(base, sampling.precision, device)) as session:
         completions = sampling.truncation.generate(session, requests, tools_for(tokenizer))
-    rollouts = to_rollouts(asked, prompts, sft.draws, completions)
+    rollouts = to_rollouts(problems, prompts, sft.draws, completions)
     graded = grade(rollouts, decode(tokenizer, rollouts), sampling.reward, [request.noise for request in requests])
-    right = (graded.outcome > 0.5) & ~graded.truncated
+    right = (graded.correctness > 0.5) & ~graded.truncated
     picked = sft.picks(right, graded.lengths)
-    lengths, nothing = graded.lengths.tolist(), [[0] * sft.draws for _ in asked]
+    lengths, nothing = graded.lengths.tolist(), [[0] * sft.draws for _ in problems]
     injected = int((rollouts.response_mask & ~rollouts.sampled_mask).sum())
     account.generated(cost, [len(prompt) for prompt in prompts], lengths, nothing, injected)
     account.discarded_tokens += int(graded.sampled_lengths[~picked].sum())
     decoding = cost_model.decoding([length for group in lengths for length in group], engine.max_rows)
     account.simulated_seconds += decoding + cost_model.reading(sum(map(len, prompts)))
     rows = picked.flatten().nonzero().flatten().tolist()
-    answers = [Demonstration(asked[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
+    answers = [Demonstration(problems[row // sft.draws], prompts[row // sft.draws], completions[row]) for row in rows]
     return answers, {"sft/right": float(right.double().mean())}
 
 

@@ -137,7 +137,7 @@ def open_run(
 def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, folder: Path) -> Iterator[None]:
     """Within, `train`: a checkpoint is saved if it cannot go on, and the error says where that is."""
     try:
-        with interrupt.finishing(recorder.tell):
+        with interrupt.finishing(recorder.announce):
             yield
     except KeyboardInterrupt as error:
         error.args = error.args or (what_is_lost(recorder.log, within_a_step=True),)
@@ -157,10 +157,10 @@ def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, f
 
 def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
     """Do the same training as `start` on every rank but the first, without writing or printing."""
-    told: Any = ranks.from_first(None)
-    if told is None:  # the run is finished
+    outcome_of_first: Any = ranks.from_first(None)
+    if outcome_of_first is None:  # the run is finished
         return
-    newest, training, key = told
+    newest, training, key = outcome_of_first
     with contextlib.ExitStack() as opened:
         with remedied("open"):
             inputs = read_inputs(run, training)
@@ -197,9 +197,9 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         before = check_folder(folder, identity)
         check_data(before, data)
         if log.status() == "done":
-            done, troubles = check_finished(folder, before)
-            for trouble in troubles:
-                say(trouble, "warning")
+            done, problems = check_finished(folder, before)
+            for problem in problems:
+                say(problem, "warning")
             say(f"this run is finished; to run it again, move its folder away\n{verdict(folder, done)}")
             ranks.from_first(None)
             return folder
@@ -208,7 +208,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
         with failures_recorded(log):
             environment = provenance.write(folder, command, ranks.number())
             tracking = run.tracking.record()
-            sweep = sweep_of(folder, run.runs_dir, run.cell.sweep)
+            sweep = sweep_of(folder, run.runs_dir, run.label.sweep)
             with remedied("pass_rate"), doing("choosing the training questions"):
                 training = ranks.alone(lambda: training_problems(run, device, folder, say))
             check_trained(before, training.record())
@@ -226,7 +226,7 @@ def start(config: DictConfig, name: str, choices: Mapping[str, str], command: li
             atomic_write(folder / "config.yaml", masked(OmegaConf.to_yaml(config, resolve=True)))
             atomic_write(folder / "explanation.txt", explain(run, config, choices) + "\n")
             atomic_write(folder / "first_prompt.txt", prompts_text(inputs.prompts) + "\n")
-        for warning in (*warnings, *beginning.said):
+        for warning in (*warnings, *beginning.messages):
             say(warning, "warning")
         newest = beginning.checkpoint
         with exported(run.tracking, folder), failures_recorded(log), contextlib.ExitStack() as opened:

@@ -27,7 +27,7 @@ from grpo_lab.config.run_name import chosen_options, run_name
 from grpo_lab.config.user_files import declares_a_sweep
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device
-from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
+from grpo_lab.sweeps.child import errors_reported, follow_parent, hear_signals
 from grpo_lab.tracking.terminal import printable, say
 
 
@@ -37,9 +37,9 @@ def _run_hydra(config: DictConfig) -> float | None:
     axes = chosen_options(hydra_config.runtime.choices)
     launched = not OmegaConf.is_missing(hydra_config.job, "num")  # by a launcher, which numbers its jobs
     raised = os.environ.get("HYDRA_FULL_ERROR") == "1" or launched  # a launcher handles errors itself
-    with errors_said(raised), ranks.opened(lambda: choose_device(config.device)):
+    with errors_reported(raised), ranks.opened(lambda: choose_device(config.device)):
         run = to_run(config)
-        if run.design is not None and not run.cell.sweep:
+        if run.design is not None and not run.label.sweep:
             raise ValueError("a declared experiment is a sweep, and this would be one run of no arm: add -m")
         check_compatible(run, axes)  # refuse before any large import
         name = run_name(axes.get("recipe", "plain"), hydra_config.overrides.task)
@@ -68,12 +68,12 @@ def main() -> None:
                 "torchrun starts the processes of one run, and -m starts many runs: leave torchrun out, and set "
                 f"hydra.launcher.processes={ranks.launched()}"
             )
-        asked = answer(sys.argv[1:])
+        answered = answer(sys.argv[1:])
     except (ValueError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
-    if asked is not None:
+    if answered is not None:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as head, has seen enough
-            say(asked, flush=True)
+            say(answered, flush=True)
         return
     if not many and (is_ablation(sys.argv[1:]) or declares_a_sweep(sys.argv[1:])):
         sys.argv.append("-m")

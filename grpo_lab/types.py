@@ -322,22 +322,22 @@ def _tensor_fields(record: Rollouts | Graded) -> list[str]:
     return [field.name for field in fields(record) if isinstance(getattr(record, field.name), torch.Tensor)]
 
 
-@renamed_fields(counted="in_statistics", trained="in_loss")
+@renamed_fields(counted="in_statistics", trained="in_loss", outcome="correctness")
 @dataclass(frozen=True)
 class Graded:
-    """Verifier outcome, reward and masks of each response.
+    """Correctness, reward and masks of each response.
 
-    `outcome` is the verifier outcome, 0 or 1, and is never shaped. `reward` is the sum of the named `components`.
+    `correctness` is the verifier's verdict, 0 or 1, and is never shaped. `reward` is the sum of the named `components`.
     `in_statistics` are the rows of group and batch statistics, `in_loss` those of the loss. Two masks let a trick mask
     a row before or after the statistics. `target_length` is the length that the prompt asked for, or None. `lengths`
     count all response tokens; `sampled_lengths` count sampled tokens that rejection left in. `progress` is the share of
     the budget spent when the problem was drawn, None outside training. `logprob` is the log-probability of the sampled
     tokens under the policy that sampled them, in nats. `failed` are the responses that the grader failed on, None where
-    none did: their outcome and reward are 0 and mean nothing. `part_weights` are the weights that some components
+    none did: their correctness and reward are 0 and mean nothing. `part_weights` are the weights that some components
     contain; the others contain none.
     """
 
-    outcome: Float[Tensor, "P G"]
+    correctness: Float[Tensor, "P G"]
     reward: Float[Tensor, "P G"]
     components: Mapping[str, Float[Tensor, "P G"]]
     lengths: Int[Tensor, "P G"]
@@ -353,8 +353,8 @@ class Graded:
 
     @property
     def verdict(self) -> Float[Tensor, "P G"]:
-        """The outcome, NaN where the grader failed: what tables say."""
-        return self.outcome if self.failed is None else torch.where(self.failed, torch.nan, self.outcome)
+        """Correctness, NaN where the grader failed: what tables hold."""
+        return self.correctness if self.failed is None else torch.where(self.failed, torch.nan, self.correctness)
 
     def choose(self, places: Sequence[int]) -> Graded:
         """The groups at positions `places`, in this order."""
@@ -426,8 +426,8 @@ class GroupSource(Protocol):
         """`number` further problems with all their responses. Raises Exhausted when too few are left."""
         ...
 
-    def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
-        """Start `number` problems and stop all generation once `wanted` finished groups were accepted.
+    def race(self, number: int, target: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
+        """Start `number` problems and stop all generation once `target` finished groups were accepted.
 
         `accepts` gets each group [1, G] when its last response ends. Returns the finished groups in the order in
         which they finished. With `keeps_partial` the next race continues the unfinished groups first; otherwise they
@@ -467,8 +467,8 @@ class Batch:
     None. The loss is divided by `totals`; `original_totals` also count rows and tokens that left the loss. `marked` are
     the tokens that `Surrogate.mark` chose over the whole optimiser step, None before that. `twin_factors` multiply the
     weights of the surrogate's random twin, and `twin_stays` are the tokens that the update mask's leaves in; None
-    without one. `right` are the rows whose outcome is 1, and `right_tokens` counts their tokens in the loss over the
-    whole optimiser step.
+    without one. `right` are the rows whose correctness is 1, and `right_tokens` counts their tokens in the loss over
+    the whole optimiser step.
     """
 
     rows: Int[Tensor, "M"]

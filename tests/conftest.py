@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from jaxtyping._import_hook import JaxtypingTransformer
 
 if TYPE_CHECKING:
     from grpo_lab.config.run_config import RunConfig
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("sampler_contract", "short_runs")
 CHECKED = 2  # cases of a test in which shapes are checked; further ones repeat their calls in half the time
 _cases: Counter[str] = Counter()
+_checked = JaxtypingTransformer.visit_FunctionDef
+
+
+def _checked_unless_inner(hook: JaxtypingTransformer, node: ast.FunctionDef) -> ast.FunctionDef:
+    """Leave functions within functions unchecked: their checks are compiled anew at every call of the outer one."""
+    return node if any(isinstance(one, ast.FunctionDef) for one in hook._parents) else _checked(hook, node)
+
+
+JaxtypingTransformer.visit_FunctionDef = _checked_unless_inner
 
 
 def pytest_configure(config: pytest.Config) -> None:

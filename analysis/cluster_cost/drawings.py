@@ -1,4 +1,4 @@
-"""What one question costs on a cluster: what cards do, what long responses waste, what weight sync takes."""
+"""What one question costs on a cluster: what GPUs do, what long responses waste, what weight sync takes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MARKS = ("o", "s", "^")
 
 
 def draw_shares(study: Study) -> Drawn:
-    """`cluster_cost_shares`: a bar per model, number of cards and schedule, divided by what the cards do."""
-    table, models, asked = study.grid, list(study.shapes), study.given["cards_asked"]
-    most = table[table.cards == max(asked)]
+    """`cluster_cost_shares`: a bar per model, number of GPUs and schedule, divided by what the GPUs do."""
+    table, models, sizes = study.grid, list(study.shapes), study.given["gpu_counts"]
+    most = table[table.gpus == max(sizes)]
     lost, left = most[most.schedule == SYNC].stragglers, most[most.schedule == IN_FLIGHT]
     idle = left.stragglers + left.waiting
     heading = (
-        f"On {max(asked)} cards synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting "
-        f"for the last responses; with in-flight updates cards idle for {idle.min():.0%} to {idle.max():.0%}"
+        f"On {max(sizes)} GPUs synchronous training spends {lost.min():.0%} to {lost.max():.0%} of the time waiting "
+        f"for the last responses; with in-flight updates GPUs idle for {idle.min():.0%} to {idle.max():.0%}"
     )
     footer = (
-        f"{_PAPER} Right of each bar: card-hours of one question, {study.runs} runs of "
+        f"{_PAPER} Right of each bar: GPU-hours of one question, {study.runs} runs of "
         f"{study.given['question']['steps']} steps with {study.work().responses:,} responses. {_setting(study)}"
     )
     with house_style(_name("shares")):
@@ -45,16 +45,16 @@ def draw_shares(study: Study) -> Drawn:
         panels = figure.subplots(1, len(models), squeeze=False)[0]
         for place, (model, axes) in enumerate(zip(models, panels)):
             y, ticks, labels = 0.0, [], []
-            for cards in asked:
+            for gpus in sizes:
                 for name in SCHEDULES:
-                    row = study.row(model, cards, name)
+                    row = study.row(model, gpus, name)
                     left = 0.0
                     for part in PARTS:
                         axes.barh(y, row[part], left=left, height=0.8, color=_COLOURS[part], linewidth=0)
                         left += row[part]
-                    axes.text(1.02, y, f"{row.card_hours:,.0f}", va="center", fontsize=SMALL)
+                    axes.text(1.02, y, f"{row.gpu_hours:,.0f}", va="center", fontsize=SMALL)
                     ticks.append(y)
-                    labels.append(f"{cards} cards, {name}" if name == SYNC else name)
+                    labels.append(f"{gpus} GPUs, {name}" if name == SYNC else name)
                     y += 1
                 y += 0.6
             axes.set_yticks(ticks, labels if place == 0 else [""] * len(ticks))
@@ -63,37 +63,37 @@ def draw_shares(study: Study) -> Drawn:
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
-            _bare(axes, f"{model}: share of the cards' time")
+            _bare(axes, f"{model}: share of the GPUs' time")
         write_legend(figure, [(Patch(color=_COLOURS[part], linewidth=0), _WORDS[part]) for part in PARTS], 5)
         write_footer(figure, footer.rstrip("."), 4)
-    return Drawn(_name("shares"), figure, table.round(4), "bars: what all cards do in a mean step")
+    return Drawn(_name("shares"), figure, table.round(4), "bars: what all GPUs do in a mean step")
 
 
 def draw_tails(study: Study) -> Drawn:
-    """`cluster_cost_tails`: unused card time of MODEL against the longest response over the mean."""
-    asked = study.given["cards_asked"]
+    """`cluster_cost_tails`: unused GPU time of MODEL against the longest response over the mean."""
+    sizes = study.given["gpu_counts"]
     table = study.tails[study.tails.model == MODEL]
-    halves = {cards: half for cards in asked[1:] if not math.isnan(half := study.half_wasted(MODEL, cards))}
+    halves = {gpus: half for gpus in sizes[1:] if not math.isnan(half := study.half_wasted(MODEL, gpus))}
     heading = (
-        f"Synchronous training of {MODEL} wastes half of {' or '.join(map(str, halves))} cards once the longest "
+        f"Synchronous training of {MODEL} wastes half of {' or '.join(map(str, halves))} GPUs once the longest "
         f"response is {min(halves.values()):.1f} to {max(halves.values()):.1f} times the mean"
         if halves
-        else f"Synchronous training of {MODEL} wastes less than half of {' or '.join(map(str, asked[1:]))} cards up to "
+        else f"Synchronous training of {MODEL} wastes less than half of {' or '.join(map(str, sizes[1:]))} GPUs up to "
         f"a longest response of {max(table.ratio):g} times the mean"
     )
-    footer = f"{_PAPER} Unused: slots that wait for the last responses, cards that wait for others. {_setting(study)}"
+    footer = f"{_PAPER} Unused: slots that wait for the last responses, GPUs that wait for others. {_setting(study)}"
     with house_style(_name("tails")):
         figure = new_figure(heading, 4.0, 8.0)
         axes = figure.subplots()
-        for cards, colour, mark in zip(asked, _LINES, _MARKS):
+        for gpus, colour, mark in zip(sizes, _LINES, _MARKS):
             for name, dash in ((SYNC, "-"), (IN_FLIGHT, ":")):
-                own = table[(table.cards == cards) & (table.schedule == name)]
+                own = table[(table.gpus == gpus) & (table.schedule == name)]
                 axes.plot(
                     own.ratio, own.unused, dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
-                    markerfacecolor=colour if name == SYNC else "white", label=f"{cards} cards, {name}",
+                    markerfacecolor=colour if name == SYNC else "white", label=f"{gpus} GPUs, {name}",
                 )  # fmt: skip
         axes.axhline(0.5, color=GREY, linewidth=0.8)
-        _bare(axes, "unused share of the cards' time (grey: a half)")
+        _bare(axes, "unused share of the GPUs' time (grey: a half)")
         axes.set_xscale("log")
         axes.set_xticks(study.given["caps_over_mean"], [f"{ratio:g}" for ratio in study.given["caps_over_mean"]])
         axes.minorticks_off()
@@ -105,16 +105,16 @@ def draw_tails(study: Study) -> Drawn:
 
 
 def draw_sync(study: Study) -> Drawn:
-    """`cluster_cost_sync`: the share of an in-flight step in which weights are sent, against the number of cards."""
+    """`cluster_cost_sync`: the share of an in-flight step in which weights are sent, against the number of GPUs."""
     table, models = study.syncs, list(study.shapes)
     line = max(study.tolerated(model, "one by one") for model in models)
     heading = (
-        f"Weights sent to engines one by one take over a tenth of a step beyond {line} cards; a broadcast takes at "
-        f"most {table.broadcast.max():.0%} even on {max(table.cards):,}"
+        f"Weights sent to engines one by one take over a tenth of a step beyond {line} GPUs; a broadcast takes at "
+        f"most {table.broadcast.max():.0%} even on {max(table.gpus):,}"
     )
     footer = (
-        f"{_PAPER} Half of the cards generate; their engines wait while weights arrive. Links at "
-        f"{study.efficiency.link:.0%} of {study.cards['H100'].network / 1e9:g} GB/s. {_setting(study)}"
+        f"{_PAPER} Half of the GPUs generate; their engines wait while weights arrive. Links at "
+        f"{study.efficiency.link:.0%} of {study.gpus['H100'].network / 1e9:g} GB/s. {_setting(study)}"
     )
     with house_style(_name("sync")):
         figure = new_figure(heading, 3.8, 8.0)
@@ -123,17 +123,17 @@ def draw_sync(study: Study) -> Drawn:
             own = table[table.model == model]
             for name, dash in (("one by one", ":"), ("broadcast", "-")):
                 axes.plot(
-                    own.cards, own[name], dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
+                    own.gpus, own[name], dash, color=colour, marker=mark, markersize=4, linewidth=1.4,
                     markerfacecolor=colour if name == "broadcast" else "white", label=f"{model}, {name}",
                 )  # fmt: skip
         axes.axhline(TOLERATED, color=GREY, linewidth=0.8)
         _bare(axes, "share of an in-flight step in which weights are sent (grey: a tenth)")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(study.given["cards_synced"], [f"{cards:,}" for cards in study.given["cards_synced"]])
+        axes.set_xticks(study.given["synced_gpu_counts"], [f"{gpus:,}" for gpus in study.given["synced_gpu_counts"]])
         axes.minorticks_off()
         axes.set_yticks([0.01, 0.1, 1], ["1%", "10%", "100%"])
-        axes.set_xlabel("cards")
+        axes.set_xlabel("GPUs")
         _finish(figure, footer, 3)
     return Drawn(_name("sync"), figure, table.round(4), "lines: a simulated run each")
 

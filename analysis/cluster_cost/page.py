@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster_cost.roofline import ON_HOST, STATES
-from cluster_cost.study import CARDS, IN_FLIGHT, MODEL, SCHEDULES, SYNC, TOLERATED, Study
+from cluster_cost.study import GPUS, IN_FLIGHT, MODEL, SCHEDULES, SYNC, TOLERATED, Study
 from grpo_lab.analysis.stats.power import POWER
 from grpo_lab.analysis.table_rows import records_of, rows_of
 
@@ -33,17 +33,15 @@ def written(page: str, study: Study) -> str:
 
 def answers(study: Study) -> str:
     """What the study says, in the order in which it was asked."""
-    few, some, many = study.given["cards_asked"]
+    few, some, many = study.given["gpu_counts"]
     models = list(study.shapes)
     rows = {model: study.row(model, some, IN_FLIGHT) for model in models}
-    more = [study.row(model, some, SYNC).card_hours / rows[model].card_hours for model in models]
+    more = [study.row(model, some, SYNC).gpu_hours / rows[model].gpu_hours for model in models]
     low, high = slower(study)
     lab = study.given["lab"]
     lab_price = lab["minutes"] / 60 * lab["cores"] * lab["core_price"]
     smallest, apart = study.row(models[0], few, IN_FLIGHT), study.row(MODEL, few, IN_FLIGHT)
-    costs = (
-        f"{_rounded(one.card_hours)} card-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items()
-    )
+    costs = (f"{_rounded(one.gpu_hours)} GPU-hours ({_dollars(one.dollars)}) at {model}" for model, one in rows.items())
     return "\n".join(
         [
             f"- **What one question costs.** On {some} H100 with in-flight updates {_listed(costs)}. Synchronous "
@@ -52,20 +50,20 @@ def answers(study: Study) -> str:
             f"predicts, if AReaL counts updates as steps ([below](#against-reports)). At that rate the {MODEL} "
             f"question costs {_dollars(low * rows[MODEL].dollars)} to {_dollars(high * rows[MODEL].dollars)}.",
             f"- **From which tail synchronous training wastes over half.** {half_wasted(study)}",
-            f"- **Where adding cards stops helping.** {many} cards for {some} make a synchronous step "
+            f"- **Where adding GPUs stops helping.** {many} GPUs for {some} make a synchronous step "
             f"{_faster(study, SYNC, some, many)} times as fast, {some} for {few} {_faster(study, SYNC, few, some)} "
             f"times (at {_listed(models)}). In flight it is {_faster(study, IN_FLIGHT, some, many)}, and "
             f"{_faster(study, IN_FLIGHT, few, some)}.",
             f"- **Use them side by side.** The {study.runs} runs of a question are independent. At {MODEL} in flight, "
-            f"{few} cards a run and all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days "
-            f"and {_rounded(apart.card_hours)} card-hours. One run after another on {some} takes "
-            f"{rows[MODEL].days:.2f} days and {_rounded(rows[MODEL].card_hours)}.",
-            "- **How many cards weight sync tolerates.** By a pipelined broadcast, sending weights stays below "
+            f"{few} GPUs a run and all runs at once on {few * study.runs} take {apart.days / study.runs:.2f} days "
+            f"and {_rounded(apart.gpu_hours)} GPU-hours. One run after another on {some} takes "
+            f"{rows[MODEL].days:.2f} days and {_rounded(rows[MODEL].gpu_hours)}.",
+            "- **How many GPUs weight sync tolerates.** By a pipelined broadcast, sending weights stays below "
             f"{TOLERATED:.0%} of an in-flight step up to {_tolerated(study, 'broadcast')}. If one sender serves "
             f"engine after engine, up to {_tolerated(study, 'one by one')}.",
             f"- **When the tiny-model lab is worth it.** A sweep of {lab['runs']} runs takes {lab['minutes']} minutes "
             f"on {lab['cores']} cores: {_dollars(lab_price)} at {_dollars(lab['core_price'])} a core-hour. The "
-            f"cheapest question here ({models[0]}, {few} cards, in flight) costs {_dollars(smallest.dollars)}, "
+            f"cheapest question here ({models[0]}, {few} GPUs, in flight) costs {_dollars(smallest.dollars)}, "
             f"{_rounded(smallest.dollars / lab_price)} times as much. By price the lab pays if it spares one such "
             "question in as many sweeps. Whether its answers hold at these sizes was not tested. So it can choose "
             "what to ask, and cannot replace the asking.",
@@ -75,14 +73,14 @@ def answers(study: Study) -> str:
 
 def question(study: Study) -> str:
     """What is asked, in numbers of the file."""
-    asked, work = study.given["question"], study.work()
+    given, work = study.given["question"], study.work()
     lengths = work.lengths
     return "\n".join(
         [
-            f"- {asked['arms']} arms, {study.runs // asked['arms']} seeds each: what finds an effect of "
-            f"{asked['effect']:g} points with {POWER:.0%} power by a paired t test, if seeds deviate by "
-            f"{asked['sd']:g} point and arms correlate by {asked['correlation']:g}. So {study.runs} runs of "
-            f"{asked['steps']} steps.",
+            f"- {given['arms']} arms, {study.runs // given['arms']} seeds each: what finds an effect of "
+            f"{given['effect']:g} points with {POWER:.0%} power by a paired t test, if seeds deviate by "
+            f"{given['sd']:g} point and arms correlate by {given['correlation']:g}. So {study.runs} runs of "
+            f"{given['steps']} steps.",
             f"- A step: {work.problems} problems with {work.group_size} responses, {work.updates} updates, "
             f"{work.reads} forward pass for old log-probs, no reference. A checkpoint every {work.checkpoint_every} "
             "steps.",
@@ -97,49 +95,49 @@ def question(study: Study) -> str:
 
 
 def grid_table(study: Study) -> str:
-    """A row per model and number of cards; the three schedules beside each other."""
+    """A row per model and number of GPUs; the three schedules beside each other."""
     rows = []
     for model in study.shapes:
-        for cards in study.given["cards_asked"]:
-            cells = [study.row(model, cards, name) for name in SCHEDULES]
+        for gpus in study.given["gpu_counts"]:
+            cells = [study.row(model, gpus, name) for name in SCHEDULES]
             waits = cells[0]
             rows.append(
-                [f"{model}{', offloaded' if waits.fits == 'offloaded' else ''}", str(cards)]
+                [f"{model}{', offloaded' if waits.fits == 'offloaded' else ''}", str(gpus)]
                 + [f"{one.step:,.0f}" for one in cells]
-                + [f"{one.card_hours:,.0f} ({_dollars(one.dollars)})" for one in cells]
+                + [f"{one.gpu_hours:,.0f} ({_dollars(one.dollars)})" for one in cells]
                 + [f"{waits.days:.1f}, {cells[-1].days:.1f}", f"{waits.stragglers + waits.waiting:.0%}"]
             )
-    short = ["s a step: sync", "one off", "in flight", "card-hours: sync", "one off", "in flight"]
+    short = ["s a step: sync", "one off", "in flight", "GPU-hours: sync", "one off", "in flight"]
     return _table(["model", "H100", *short, "days: sync, in flight", "sync: idle"], rows)
 
 
 def cap_table(study: Study) -> str:
-    """Card-hours by cap on responses."""
+    """Gpu-hours by cap on responses."""
     rows = [
         [f"{row['cap']:,}", f"{row['mean']:,.0f}", f"{row[SYNC]:,.0f}", f"{row[IN_FLIGHT]:,.0f}"]
         for row in study.by_cap.to_dict("records")
     ]
-    return _table(["cap, tokens", "mean", "card-hours: sync", "in flight"], rows)
+    return _table(["cap, tokens", "mean", "GPU-hours: sync", "in flight"], rows)
 
 
 def memory_table(study: Study) -> str:
     rows = [
-        [row.model, row.card, f"{row.weights:.2f}", f"{row.kv:.0f}", str(row.engine), f"{row.cache:.2f}"]
+        [row.model, row.gpu, f"{row.weights:.2f}", f"{row.kv:.0f}", str(row.engine), f"{row.cache:.2f}"]
         + [f"{row.one:.1f}", f"{row.many:.0f}", f"{row.trains} ({row.offloaded})"]
         for row in rows_of(study.memory)
     ]
-    heads = ["model", "card", "weights, 10^9", "KV cache, kB a token", "cards of an engine", "tokens it holds, 10^6"]
-    return _table([*heads, "ms a step: 1 response", "256 at 4,096 tokens", "fewest cards to train (offloaded)"], rows)
+    heads = ["model", "GPU", "weights, 10^9", "KV cache, kB a token", "GPUs of an engine", "tokens it holds, 10^6"]
+    return _table([*heads, "ms a step: 1 response", "256 at 4,096 tokens", "fewest GPUs to train (offloaded)"], rows)
 
 
 def reports_table(study: Study) -> str:
     setups = study.given["setups"]
     rows = [
-        [setups[row["from"]]["source"], setups[row["from"]]["card"], row["what"], f"{row.reported:,g} {row.unit}"]
+        [setups[row["from"]]["source"], setups[row["from"]]["gpu"], row["what"], f"{row.reported:,g} {row.unit}"]
         + [_figures(row.predicted), f"{row.ratio:.2f}"]
         for _, row in study.compared.iterrows()
     ]
-    return _table(["source", "card", "what", "reported", "predicted", "ratio"], rows)
+    return _table(["source", "GPU", "what", "reported", "predicted", "ratio"], rows)
 
 
 def transfers_table(study: Study) -> str:
@@ -151,9 +149,9 @@ def transfers_table(study: Study) -> str:
 
 
 def lag_table(study: Study) -> str:
-    """Card-hours by the bound on staleness."""
+    """Gpu-hours by the bound on staleness."""
     rows = [[str(row.lag), f"{row.hours:,.0f}"] for row in rows_of(study.by_lag)]
-    return _table(["steps behind, at most", "card-hours"], rows)
+    return _table(["steps behind, at most", "GPU-hours"], rows)
 
 
 def misses(study: Study) -> str:
@@ -168,34 +166,34 @@ def misses(study: Study) -> str:
     of_batch = [setups[row["from"]]["updates"] if row["kind"] == "hours" else 1 for row in whole]
     counted = sorted(1 / row["ratio"] / updates for row, updates in zip(whole, of_batch))
     steps = {f"{row['steps'] * updates:.0f}" for row, updates in zip(whole, of_batch) if row["kind"] == "hours"}
-    step = study.row(MODEL, CARDS, IN_FLIGHT)
-    generated = [table.loc[f"generation, {cards} cards"] for cards in (32, 64, 128)]
-    updates = [table.loc[f"updates, {cards} cards"] for cards in (64, 128)]
+    step = study.row(MODEL, GPUS, IN_FLIGHT)
+    generated = [table.loc[f"generation, {gpus} GPUs"] for gpus in (32, 64, 128)]
+    updates = [table.loc[f"updates, {gpus} GPUs"] for gpus in (64, 128)]
     gains = [updates[0][column] / updates[1][column] for column in ("reported", "predicted")]
     return "\n".join(
         [
-            f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 cards and "
-            f"{generated[2].reported:.0f} s on 128, so that twice the cards save nothing. The model says "
+            f"- *Holds*: the tail. verl generates for {generated[1].reported:.0f} s on 64 GPUs and "
+            f"{generated[2].reported:.0f} s on 128, so that twice the GPUs save nothing. The model says "
             f"{generated[1].predicted:.0f} s and {generated[2].predicted:.0f} s: a response at the cap decides. Its "
-            f"mean length, {study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on {anchor['cards']} "
-            "cards.",
-            f"- *Misses*: on 32 cards verl generates for {generated[0].reported:.0f} s, the model for "
-            f"{generated[0].predicted:.0f} s. From 64 to 128 cards verl's updates get {gains[0]:.2f} times as fast, "
+            f"mean length, {study.anchored_mean('verl'):,.0f} tokens, is fitted to verl's updates on {anchor['gpus']} "
+            "GPUs.",
+            f"- *Misses*: on 32 GPUs verl generates for {generated[0].reported:.0f} s, the model for "
+            f"{generated[0].predicted:.0f} s. From 64 to 128 GPUs verl's updates get {gains[0]:.2f} times as fast, "
             f"the model's {gains[1]:.2f} times.",
             f"- *Misses*: whole runs take {low:.1f} to {high:.1f} times as long as predicted. Evaluation, restarts, "
             "longer responses and slow software are not in the model, and a small model does not reach its MFU "
             f"(prime-rl). If AReaL's {_listed(sorted(steps))} steps are batches, the factors are {counted[0]:.1f} to "
             f"{counted[-1]:.1f}.",
             f"- *Misses*: streaming gains {min(streaming):.2f} to {max(streaming):.2f} of what is reported. verl's "
-            f"streaming run updates in {anchored['streaming_updates_take']:.0f} s on {anchor['cards']} cards, its "
+            f"streaming run updates in {anchored['streaming_updates_take']:.0f} s on {anchor['gpus']} GPUs, its "
             f"synchronous run in {anchor['updates_take']:.0f} s. So they differ in more than their schedule.",
             "- *Not tested by any report*: the gains in the grid, which are larger. They need a small batch on many "
-            f"cards, and up to {study.given['max_lag'] + 1} batches that decode together. PipelineRL reports about "
+            f"GPUs, and up to {study.given['max_lag'] + 1} batches that decode together. PipelineRL reports about "
             "twice the speed of learning on 128 H100 (arXiv:2509.19128).",
-            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['card_hours']:,} "
-            f"GPU-hours for {runs['steps']:,} steps, {runs['card_hours'] / runs['steps']:.1f} a step. Its abstract "
-            f"gives neither batch nor lengths. A step of {MODEL} here takes {step.step * step.cards / 3600:.2f} "
-            "card-hours.",
+            f"- *Not predicted*: ScaleRL's run of an 8B model (arXiv:2510.13786) took {runs['gpu_hours']:,} "
+            f"GPU-hours for {runs['steps']:,} steps, {runs['gpu_hours'] / runs['steps']:.1f} a step. Its abstract "
+            f"gives neither batch nor lengths. A step of {MODEL} here takes {step.step * step.gpus / 3600:.2f} "
+            "GPU-hours.",
         ]
     )
 
@@ -204,14 +202,14 @@ def assumptions(study: Study) -> str:
     use = study.efficiency
     return "\n".join(
         [
-            f"- Of its peak a card reaches {use.train:.0%} in training and reading, {use.decode:.0%} in decoding "
+            f"- Of its peak a GPU reaches {use.train:.0%} in training and reading, {use.decode:.0%} in decoding "
             f"where operations bound it; of its memory's bandwidth {use.bandwidth:.0%}. A decoding step takes "
             f"{1e3 * use.step:g} ms besides, and {1e6 * use.reduce:g} us for an all-reduce in a tensor-parallel group.",
             f"- Links reach {use.link:.0%} of their data sheet when weights are sent, chosen after verl's times "
             f"above. A checkpoint is written at {use.disk / 1e9:g} GB/s.",
-            f"- A training card keeps {use.reserve / 1e9:g} GB for activations. States take {STATES} bytes a weight, "
+            f"- A training GPU keeps {use.reserve / 1e9:g} GB for activations. States take {STATES} bytes a weight, "
             f"all of them sharded. Where they do not fit, {ON_HOST} of the {STATES} wait in the host's memory "
-            f"(*offloaded*). A generating card fills {use.used:.0%} of its memory.",
+            f"(*offloaded*). A generating GPU fills {use.used:.0%} of its memory.",
         ]
     )
 
@@ -227,16 +225,16 @@ def _whole(what: str) -> bool:
 
 
 def half_wasted(study: Study) -> str:
-    """From which longest response over the mean half is wasted, on many cards and on few."""
-    few, *more = study.given["cards_asked"]
-    own = {f"{model} on {cards}": study.half_wasted(model, cards) for model in study.shapes for cards in more}
+    """From which longest response over the mean half is wasted, on many GPUs and on few."""
+    few, *more = study.given["gpu_counts"]
+    own = {f"{model} on {gpus}": study.half_wasted(model, gpus) for model in study.shapes for gpus in more}
     known = [ratio for ratio in own.values() if not math.isnan(ratio)]
     from_to = [f"from a longest response of {min(known):.1f} to {max(known):.1f} times the mean"] if known else []
     on_few = {model: study.half_wasted(model, few) for model in study.shapes}
     each = [f"from {ratio:.0f} times at {model}" for model, ratio in on_few.items() if not math.isnan(ratio)]
     return (
-        f"On {_listed(map(str, more))} cards {_listed([*from_to, *_never(study, own)])}. "
-        f"On {few} cards {_listed([*each, *_never(study, on_few)])}."
+        f"On {_listed(map(str, more))} GPUs {_listed([*from_to, *_never(study, own)])}. "
+        f"On {few} GPUs {_listed([*each, *_never(study, on_few)])}."
     )
 
 
@@ -252,14 +250,14 @@ def _faster(study: Study, schedule: str, few: int, many: int) -> str:
 
 
 def _tolerated(study: Study, how: str) -> str:
-    """`4,096 cards (the most tried) at 1.5B and 7B and 256 cards at 32B`."""
+    """`4,096 GPUs (the most tried) at 1.5B and 7B and 256 GPUs at 32B`."""
     most: dict[int, list[str]] = {}
     for model in study.shapes:
         most.setdefault(study.tolerated(model, how), []).append(model)
-    tried = max(study.given["cards_synced"])
+    tried = max(study.given["synced_gpu_counts"])
     return _listed(
-        f"{cards:,} cards{' (the most tried)' if cards == tried else ''} at {_listed(models)}"
-        for cards, models in most.items()
+        f"{gpus:,} GPUs{' (the most tried)' if gpus == tried else ''} at {_listed(models)}"
+        for gpus, models in most.items()
     )
 
 

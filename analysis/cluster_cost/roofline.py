@@ -1,6 +1,6 @@
-"""How long a stage takes on real cards, from the shape of a model and the data sheet of a card: a roofline.
+"""How long a stage takes on real GPUs, from the shape of a model and the data sheet of a GPU: a roofline.
 
-Nothing here was measured. A stage takes the longer of two times: its operations at the card's peak, or its bytes at
+Nothing here was measured. A stage takes the longer of two times: its operations at the GPU's peak, or its bytes at
 the bandwidth of memory or link, each times the share of the peak that a stated `Efficiency` allows.
 Bytes are those of bf16 weights and keys and values; Seconds throughout.
 """
@@ -20,13 +20,13 @@ _CHECKPOINT = BF16 + ON_HOST
 
 
 @dataclass(frozen=True)
-class Card:
-    """A card's data sheet. Links are counted in one direction."""
+class Gpu:
+    """A GPU's data sheet. Links are counted in one direction."""
 
     flops: float  # dense bf16 operations a second
     bandwidth: float  # bytes a second of its memory
     memory: float  # bytes
-    nvlink: float  # bytes a second to the cards of its node
+    nvlink: float  # bytes a second to the GPUs of its node
     network: float  # bytes a second to other nodes
     host: float  # bytes a second to the host's memory
     per_node: int = 8
@@ -39,14 +39,14 @@ class Card:
 class Efficiency:
     """Which share of a peak is reached; an assumption, as every number of it."""
 
-    train: float  # of the card's operations, in forward and backward passes and in reading given text
+    train: float  # of the GPU's operations, in forward and backward passes and in reading given text
     decode: float  # the same where many responses are decoded at once
     bandwidth: float  # of the memory's bandwidth in decoding
     link: float  # of NVLink and network when weights are sent
     step: float  # seconds of a decoding step that neither operations nor bytes explain
     reduce: float  # seconds of latency of an all-reduce in a tensor-parallel group, two a layer
-    reserve: float  # bytes of a training card that states cannot use: activations, logits, buffers
-    used: float  # share of a generating card's memory that weights and KV cache may fill
+    reserve: float  # bytes of a training GPU that states cannot use: activations, logits, buffers
+    used: float  # share of a generating GPU's memory that weights and KV cache may fill
     disk: float  # bytes a second at which the whole job writes a checkpoint
 
     def __post_init__(self) -> None:
@@ -58,71 +58,71 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Engine:
-    """A tensor-parallel group of `cards` that generates with one copy of the weights."""
+    """A tensor-parallel group of `gpus` that generates with one copy of the weights."""
 
     shape: ModelShape
-    card: Card
+    gpu: Gpu
     efficiency: Efficiency
-    cards: int = 1
+    gpus: int = 1
 
     @classmethod
-    def of(cls, shape: ModelShape, card: Card, efficiency: Efficiency) -> Engine:
-        """The smallest group of 1, 2, 4, .. cards of a node whose weights fill at most half of what it may use.
+    def of(cls, shape: ModelShape, gpu: Gpu, efficiency: Efficiency) -> Engine:
+        """The smallest group of 1, 2, 4, .. GPUs of a node whose weights fill at most half of what it may use.
 
         Raises ValueError where a node is too small.
         """
-        cards = 1
-        while BF16 * shape.weights > cards * efficiency.used * card.memory / 2:
-            cards *= 2
-        if cards > card.per_node:
+        gpus = 1
+        while BF16 * shape.weights > gpus * efficiency.used * gpu.memory / 2:
+            gpus *= 2
+        if gpus > gpu.per_node:
             raise ValueError(f"{shape.weights / 1e9:.0f}B weights leave no room for a KV cache in one node: shard more")
-        return cls(shape, card, efficiency, cards)
+        return cls(shape, gpu, efficiency, gpus)
 
     def step(self, rows: float | int, context: float | int) -> float:
         """Seconds to decode one token of each of `rows` responses, whose caches hold `context` tokens together."""
         flops, use = self.shape.flops, self.efficiency
         read = BF16 * flops.weights + self.shape.kv_bytes * context
         work = 2 * flops.weights * rows + flops.attention * context
-        memory = read / (self.cards * use.bandwidth * self.card.bandwidth)
-        compute = work / (self.cards * use.decode * self.card.flops)
-        return max(memory, compute) + use.step + (2 * self.shape.layers * use.reduce if self.cards > 1 else 0.0)
+        memory = read / (self.gpus * use.bandwidth * self.gpu.bandwidth)
+        compute = work / (self.gpus * use.decode * self.gpu.flops)
+        return max(memory, compute) + use.step + (2 * self.shape.layers * use.reduce if self.gpus > 1 else 0.0)
 
     @property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values fit beside the weights."""
-        free = self.cards * self.efficiency.used * self.card.memory - BF16 * self.shape.weights
+        free = self.gpus * self.efficiency.used * self.gpu.memory - BF16 * self.shape.weights
         return max(0, int(free // self.shape.kv_bytes))
 
     def prefill(self, tokens: Sequence[int]) -> float:
         """Seconds to read prompts of these lengths."""
         work = sum(self.shape.flops.span(0, length) for length in tokens)
-        return work / (self.cards * self.efficiency.train * self.card.flops)
+        return work / (self.gpus * self.efficiency.train * self.gpu.flops)
 
 
 @dataclass(frozen=True)
 class Learner:
-    """`cards` that train one model, its states sharded over all of them. A node may share one long row at no loss."""
+    """`gpus` that train one model, its states sharded over all of them. A node may share one long row at no loss."""
 
     shape: ModelShape
-    card: Card
+    gpu: Gpu
     efficiency: Efficiency
-    cards: int
+    gpus: int
 
     @property
     def fits(self) -> str:
         """Whether the states fit: "yes", "offloaded" (master weights and moments wait in the host's memory) or "no"."""
-        free = self.cards * (self.card.memory - self.efficiency.reserve)
+        free = self.gpus * (self.gpu.memory - self.efficiency.reserve)
         if STATES * self.shape.weights <= free:
             return "yes"
         return "offloaded" if (STATES - ON_HOST) * self.shape.weights <= free else "no"
 
     def _passes(self, lengths: Sequence[int], forwards: int) -> float:
         """Seconds for so many forwards' worth of work on rows that are dealt to nodes, longest first."""
-        unit = min(self.cards, self.card.per_node)
-        loads = [0.0] * (self.cards // unit)
+        unit = min(self.gpus, self.gpu.per_node)
+        loads = [0.0] * (self.gpus // unit)
         for length in sorted(lengths, reverse=True):
             heapq.heapreplace(loads, loads[0] + self.shape.flops.span(0, length))
-        return forwards * max(loads) / (unit * self.efficiency.train * self.card.flops)
+        return forwards * max(loads) / (unit * self.efficiency.train * self.gpu.flops)
 
     def read(self, lengths: Sequence[int]) -> float:
         """Seconds for log-probs of given rows, prompt and response together: one forward pass."""
@@ -137,30 +137,30 @@ class Learner:
     @property
     def update(self) -> float:
         """Seconds of an optimiser step: gradients all-reduced between nodes, states read and written."""
-        moved = 2 * ON_HOST * self.shape.weights / self.cards
-        seconds = moved / (self.efficiency.bandwidth * self.card.bandwidth)
+        moved = 2 * ON_HOST * self.shape.weights / self.gpus
+        seconds = moved / (self.efficiency.bandwidth * self.gpu.bandwidth)
         if self.fits == "offloaded":
-            seconds += moved / self.card.host
-        nodes = self.cards / self.card.per_node
+            seconds += moved / self.gpu.host
+        nodes = self.gpus / self.gpu.per_node
         if nodes > 1:
-            node_link = self.card.per_node * self.efficiency.link * self.card.network
+            node_link = self.gpu.per_node * self.efficiency.link * self.gpu.network
             seconds += 2 * (nodes - 1) / nodes * FP32 * self.shape.weights / node_link
         return seconds
 
     def swap(self) -> float:
-        """Seconds to move master weights and moments to the host and back, so that the same cards can generate."""
-        return 2 * ON_HOST * self.shape.weights / self.cards / self.card.host
+        """Seconds to move master weights and moments to the host and back, so that the same GPUs can generate."""
+        return 2 * ON_HOST * self.shape.weights / self.gpus / self.gpu.host
 
     def checkpoint(self) -> float:
         """Seconds to write weights, master weights and moments."""
         return _CHECKPOINT * self.shape.weights / self.efficiency.disk
 
 
-def send(shape: ModelShape, card: Card, efficiency: Efficiency, engines: int, across: bool, tree: bool = True) -> float:
+def send(shape: ModelShape, gpu: Gpu, efficiency: Efficiency, engines: int, across: bool, tree: bool = True) -> float:
     """Seconds until `engines` engines have new weights, over the network (`across` nodes) or within a node.
 
     `tree`: a pipelined broadcast, in which every engine passes on what it gets, so its time hardly grows with their
     number. Otherwise one sender serves them one after another.
     """
-    link = efficiency.link * (card.network if across else card.nvlink)
+    link = efficiency.link * (gpu.network if across else gpu.nvlink)
     return BF16 * shape.weights / link * (1 if tree else engines)

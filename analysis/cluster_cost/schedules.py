@@ -1,4 +1,4 @@
-"""How long a step of a training run takes on a cluster, and what its cards do meanwhile: the schedules, simulated.
+"""How long a step of a training run takes on a cluster, and what its GPUs do meanwhile: the schedules, simulated.
 
 The rules are those of rollout/queue.py and rollout/stream.py, on the same clock: when a batch may be generated, when
 weights arrive, how far a stream runs ahead. Here responses are lengths alone, drawn from a stated distribution, and
@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from cluster_cost.roofline import Card, Efficiency, Engine, Learner, ModelShape, send
+from cluster_cost.roofline import Efficiency, Engine, Gpu, Learner, ModelShape, send
 from grpo_lab.budget.cost_model import SimulatedClock
 from grpo_lab.checks import require_field, require_positive
 from grpo_lab.tricks.schedule import Schedule
@@ -77,32 +77,32 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A model on cards. `generating` of them generate and the others train; 0: all do both, one after the other."""
+    """A model on GPUs. `generating` of them generate and the others train; 0: all do both, one after the other."""
 
     shape: ModelShape
-    card: Card
+    gpu: Gpu
     efficiency: Efficiency
-    cards: int
+    gpus: int
     generating: int = 0
 
     def __post_init__(self) -> None:
-        require_field(0 <= self.generating < self.cards, self, "generating", "at least 0 and below cards")
+        require_field(0 <= self.generating < self.gpus, self, "generating", "at least 0 and below gpus")
 
     @cached_property
     def engine(self) -> Engine:
-        return Engine.of(self.shape, self.card, self.efficiency)
+        return Engine.of(self.shape, self.gpu, self.efficiency)
 
     @cached_property
     def engines(self) -> int:
-        """How many engines the generating cards hold; ValueError for none."""
-        count = (self.generating or self.cards) // self.engine.cards
+        """How many engines the generating GPUs hold; ValueError for none."""
+        count = (self.generating or self.gpus) // self.engine.gpus
         if not count:
-            raise ValueError(f"an engine needs {self.engine.cards} cards: let more than {self.generating} generate")
+            raise ValueError(f"an engine needs {self.engine.gpus} GPUs: let more than {self.generating} generate")
         return count
 
     @property
     def learner(self) -> Learner:
-        return Learner(self.shape, self.card, self.efficiency, self.cards - self.generating)
+        return Learner(self.shape, self.gpu, self.efficiency, self.gpus - self.generating)
 
     def slots(self, work: Workload) -> int:
         """Responses that all engines hold at once: as many as fit, each counted with its mean length while it runs."""
@@ -110,7 +110,7 @@ class Cluster:
         running = min(lengths.cap, lengths.mean * math.exp(lengths.sigma**2)) / 2  # E[L^2] / 2 E[L]
         slots = int(self.engine.cache_tokens // (work.prompt + running))
         if not slots:
-            raise ValueError("not one response fits beside the weights: spread an engine over more cards")
+            raise ValueError("not one response fits beside the weights: spread an engine over more GPUs")
         return slots * self.engines
 
     def step(self, rows: float | int, context: float | int) -> float:
@@ -145,11 +145,11 @@ class Cluster:
         engine = self.engine
         busy = np.clip(rows, 1, self.engines)
         fixed = engine.step(0, 0)
-        flops, use, cards = self.shape.flops, self.efficiency, engine.cards
-        floor = 2 * flops.weights / (cards * use.bandwidth * self.card.bandwidth)
-        read = floor + self.shape.kv_bytes * context / busy / (cards * use.bandwidth * self.card.bandwidth)
+        flops, use, gpus = self.shape.flops, self.efficiency, engine.gpus
+        floor = 2 * flops.weights / (gpus * use.bandwidth * self.gpu.bandwidth)
+        read = floor + self.shape.kv_bytes * context / busy / (gpus * use.bandwidth * self.gpu.bandwidth)
         work = (2 * flops.weights * rows + flops.attention * context) / busy
-        return np.maximum(read, work / (cards * use.decode * self.card.flops)) + fixed - floor
+        return np.maximum(read, work / (gpus * use.decode * self.gpu.flops)) + fixed - floor
 
     def generation(self, lengths: Sequence[int], work: Workload) -> float:
         """Seconds to generate a batch: each prompt read once, then decoding."""
@@ -162,19 +162,19 @@ class Cluster:
         return work.reads * self.learner.read(rows) + self.learner.train(rows, work.updates)
 
     def sync(self, tree: bool = True) -> float:
-        """Seconds until the engines have new weights. Cards that do both gather them from all shards, and swap."""
-        across = self.cards > self.card.per_node
-        sent = send(self.shape, self.card, self.efficiency, self.engines if self.generating else 1, across, tree)
+        """Seconds until the engines have new weights. GPUs that do both gather them from all shards, and swap."""
+        across = self.gpus > self.gpu.per_node
+        sent = send(self.shape, self.gpu, self.efficiency, self.engines if self.generating else 1, across, tree)
         return sent + (0 if self.generating else self.learner.swap())
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What the cards do in a mean step, in seconds of all cards: the parts add up to `seconds`.
+    """What the GPUs do in a mean step, in seconds of all GPUs: the parts add up to `seconds`.
 
     `generation` is decoding a batch as if all slots in use stayed full; `stragglers` is what it takes beyond, while the
     last responses end. A streaming schedule fills a slot again, so all its decoding is `generation`. `waiting` is what
-    is left: cards that had nothing to do.
+    is left: GPUs that had nothing to do.
     """
 
     seconds: float
@@ -194,10 +194,10 @@ def simulate(
 ) -> StepTime:
     """Mean step over `steps` steps after the first `skip`, in which queues fill. Same seed, same lengths in order.
 
-    Raises ValueError where cards that do both are asked to overlap.
+    Raises ValueError where GPUs that do both are asked to overlap.
     """
     if not cluster.generating and (schedule.streams or schedule.ahead):
-        raise ValueError("all cards generate and train in turn: split them with `generating` for this schedule")
+        raise ValueError("all GPUs generate and train in turn: split them with `generating` for this schedule")
     random = np.random.default_rng(seed)
     batches = iter(lambda: work.lengths.draw(random, work.responses), [])
     run = (_Stream if schedule.streams else _Batches)(cluster, schedule, work, batches)
@@ -206,7 +206,7 @@ def simulate(
         if number == skip:
             begins = run.spent()
         run.step()
-    hidden = schedule.ahead > 0 and schedule.overlaps and not schedule.streams  # from the generating cards
+    hidden = schedule.ahead > 0 and schedule.overlaps and not schedule.streams  # from the generating GPUs
     return _mean_step(cluster, work, begins, run.spent(), steps, hidden)
 
 
@@ -224,8 +224,8 @@ def _mean_step(cluster: Cluster, work: Workload, begins: _Spent, ends: _Spent, s
     def mean(name: str) -> float:
         return (getattr(ends, name) - getattr(begins, name)) / steps
 
-    on_generators = (cluster.generating or cluster.cards) / cluster.cards
-    on_learners = (cluster.cards - cluster.generating) / cluster.cards
+    on_generators = (cluster.generating or cluster.gpus) / cluster.gpus
+    on_learners = (cluster.gpus - cluster.generating) / cluster.gpus
     saving = cluster.learner.checkpoint() / work.checkpoint_every
     seconds = mean("until") + saving
     generation, training = on_generators * mean("even"), on_learners * mean("training")
@@ -331,7 +331,7 @@ class _Stream:
         self.clock.sampler = max(self.clock.sampler, ended) + pause
         if not self.schedule.keeps_cache:
             again = self.context * 2 * self.cluster.shape.flops.weights
-            peak = self.cluster.engines * self.cluster.engine.cards * self.cluster.card.flops
+            peak = self.cluster.engines * self.cluster.engine.gpus * self.cluster.gpu.flops
             self.clock.generate(again / (peak * self.cluster.efficiency.train))
 
     def spent(self) -> _Spent:

@@ -506,20 +506,20 @@ def clustered_area(
     losing, staying = sum(lost is not None and lost > 1 for lost in known), known.count(None)
     units = np.array(units_of(runs), dtype=int)
     number = len(set(units.tolist()))
-    said = f"{losing} runs with a later loss, {staying} without, {number} base models"
+    text = f"{losing} runs with a later loss, {staying} without, {number} base models"
     of = (units[:, None] == np.arange(number)).astype(float)  # [R, units]
     above, pairs = of.T @ above @ of, of.T @ pairs @ of
     if within:
         above, pairs = np.diag(above), np.diag(pairs)
     if not pairs.any():
-        return Interval(math.nan, math.nan, math.nan, len(runs), number), f"no two runs to compare: {said}"
+        return Interval(math.nan, math.nan, math.nan, len(runs), number), f"no two runs to compare: {text}"
     estimate = float(above.sum() / pairs.sum())
     if min(losing, staying) < FEWEST or number < FEWEST_BASES:
-        return Interval(estimate, math.nan, math.nan, len(runs), number), f"{said}: too few for an interval"
+        return Interval(estimate, math.nan, math.nan, len(runs), number), f"{text}: too few for an interval"
     drawn = rng.multinomial(number, np.full(number, 1 / number), size=RESAMPLES).astype(float)
     of_above, of_pairs = (_resampled(drawn, counts) for counts in (above, pairs))
     replicates = of_above[of_pairs > 0] / of_pairs[of_pairs > 0]
-    return replace(percentile_interval(estimate, replicates, len(runs)), bases=number), said
+    return replace(percentile_interval(estimate, replicates, len(runs)), bases=number), text
 
 
 def _resampled(drawn: np.ndarray, counts: np.ndarray) -> np.ndarray:

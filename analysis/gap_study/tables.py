@@ -37,9 +37,9 @@ def signs_table(pooled: Pool) -> pd.DataFrame:
     """How many comparable contrasts have which sure sign on training reward (rows) and on downstream accuracy."""
     signs = [contrast.signs for contrast in pooled.comparable]
     rows = []
-    for reward, said in _SIGN.items():
+    for reward, meaning in _SIGN.items():
         counts = {f"downstream {word}": signs.count((reward, downstream)) for downstream, word in _SIGN.items()}
-        rows.append({"training reward": said, **counts})
+        rows.append({"training reward": meaning, **counts})
     return pd.DataFrame(rows)
 
 
@@ -55,8 +55,8 @@ def contrasts_table(pooled: Pool, apart: bool) -> pd.DataFrame:
 
 def _effects(contrast: Contrast) -> dict[str, object]:
     found = {"training reward": contrast.reward, "held-out": contrast.heldout, "downstream": contrast.downstream}
-    said = {name: change_text(one.whole, "reward/outcome") for name, one in found.items()}
-    return {"contrast": contrast.name, **said, "both": contrast.kind}
+    changes = {name: change_text(one.whole, "reward/outcome") for name, one in found.items()}
+    return {"contrast": contrast.name, **changes, "both": contrast.kind}
 
 
 def runs_table(pooled: Pool) -> pd.DataFrame:
@@ -112,9 +112,9 @@ def regrets_table(pooled: Pool) -> pd.DataFrame:
     rows = []
     for name, own in parts.items():
         if own:
-            said = {rule.replace("_", " "): _text(regrets(own, rule)) for rule in RULES}
+            by_rule = {rule.replace("_", " "): _text(regrets(own, rule)) for rule in RULES}
             saved = _text(regret_saved(own, "heldout", "last"))
-            rows.append({"runs": name, "n": len(own), **said, "held-out instead of last saves": saved})
+            rows.append({"runs": name, "n": len(own), **by_rule, "held-out instead of last saves": saved})
     return pd.DataFrame(rows)
 
 

@@ -71,12 +71,12 @@ def effect_rows(effects: Iterable[TrickEffect]) -> pd.DataFrame:
 
 
 def _effect(effect: TrickEffect) -> str:
-    said = change_text(effect.interval, effect.metric)
+    text = change_text(effect.interval, effect.metric)
     if not math.isnan(effect.p_adjusted):
-        said += f", {p_text(effect.p_adjusted, ' ')}"
+        text += f", {p_text(effect.p_adjusted, ' ')}"
     if effect.collapsed_with or effect.collapsed_without:
-        said += f"; {effect.collapsed_with} collapsed with it, {effect.collapsed_without} without"
-    return said
+        text += f"; {effect.collapsed_with} collapsed with it, {effect.collapsed_without} without"
+    return text
 
 
 def by_seed(effects: Sequence[TrickEffect]) -> pd.DataFrame:

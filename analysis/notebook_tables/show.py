@@ -86,8 +86,8 @@ def finished_table(data: SweepData, finals: FinalValues) -> pd.DataFrame:
         counts = {"planned": data.seeds_planned(level, arm), "finished": data.seeds_finished(level, arm)}
         counts["collapsed"] = finals.collapsed(level, arm)
         others = here.loc[(here["status"] != "done") & ~here["collapsed"], "status"].value_counts()
-        said = ", ".join(f"{number} {status}" for status, number in others.items())
-        rows.append({"level": level, "arm": arm, **counts, "others": said})
+        text = ", ".join(f"{number} {status}" for status, number in others.items())
+        rows.append({"level": level, "arm": arm, **counts, "others": text})
     return pd.DataFrame(rows)
 
 

@@ -124,12 +124,12 @@ def _inert(saved: SavedSweeps, name: str) -> dict[tuple[str, str], str]:
 
 def _pooled(answer: Answer, metric: str, saved: SavedSweeps) -> str:
     """The contrast of a claim over all sweeps of comparable length where the trick acts; "" if no other has it."""
-    wanted = contrast_of(answer.design, *answer.places)
+    contrast = contrast_of(answer.design, *answer.places)
     effects, sweeps = [], set[str]()
     for design in saved.designs:
         if len(design.bases) < FEWEST_BASES or design.superseded or not comparable(answer.design, design):
             continue
-        if pairs := same_contrasts(design, wanted):
+        if pairs := same_contrasts(design, contrast):
             _, finals = saved.load(design)
             inert = _inert(saved, design.name)
             own = effects_of(design, finals, [pair for pair in pairs if not inert.keys() & set(pair)], metric)

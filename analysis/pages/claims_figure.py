@@ -109,8 +109,8 @@ def _draw_claim(axes: Axes, y: float, row: Any) -> None:
     if not open_ended:
         axes.plot([low, high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
     axes.plot(mean, y, "D", color=colour, markersize=4, markerfacecolor="white" if open_ended else colour)
-    said = f"{row.effect:+.3f} of {row.margin:g}"
-    axes.text(_LIMIT + 0.7, y, said, va="center", fontsize=TINY - 1, color=colour)
+    text = f"{row.effect:+.3f} of {row.margin:g}"
+    axes.text(_LIMIT + 0.7, y, text, va="center", fontsize=TINY - 1, color=colour)
     if row.expected != "within":
         arrow, shift = ("→", 7) if row.expected == "above" else ("←", -7)
         place: dict[str, Any] = {"xytext": (shift, -4), "textcoords": "offset points", "ha": "center"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from every_option.results import documented_options
 from gap_study.across import saved_pool
 from gap_study.figure import draw_gap
-from world_profiles.profile import documented_cards
+from world_profiles.profile import documented_profiles
 
 from grpo_lab.analysis.figures.style import save
 from grpo_lab.cli import main as grpo_lab
@@ -26,7 +26,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 def write_docs() -> None:
     """Update every generated table in the documentation, and print which pages changed."""
     grpo_lab(["docs"])
-    print(*write_pages((documented_cards, documented_acting, documented_options, documented)), sep="\n")
+    print(*write_pages((documented_profiles, documented_acting, documented_options, documented)), sep="\n")
 
 
 def write_claims() -> None:

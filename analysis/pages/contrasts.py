@@ -51,7 +51,7 @@ def contrast_of(design: Design, condition: Condition, reference: Condition) -> C
     )
 
 
-def same_contrasts(design: Design, wanted: Contrast) -> list[tuple[Condition, Condition]]:
+def same_contrasts(design: Design, contrast: Contrast) -> list[tuple[Condition, Condition]]:
     """The pairs of conditions of a design with this contrast."""
     conditions = ((level, arm) for level in design.levels for arm in design.arms)
     words = {condition: set(settings(design, condition).values()) for condition in conditions}
@@ -59,9 +59,9 @@ def same_contrasts(design: Design, wanted: Contrast) -> list[tuple[Condition, Co
         (one, other)
         for one in words
         for other in words
-        if words[one] - words[other] == wanted.treated
-        and words[other] - words[one] == wanted.reference
-        and contrast_of(design, one, other) == wanted
+        if words[one] - words[other] == contrast.treated
+        and words[other] - words[one] == contrast.reference
+        and contrast_of(design, one, other) == contrast
     ]
 
 

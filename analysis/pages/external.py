@@ -25,10 +25,10 @@ def external_table(experiments: Path) -> str:
     for folder in folders:
         design, data, described = check(folder, experiments)
         judgements = judge(data, final_values(data))
-        asked = [
+        claims = [
             (one.says, linked(one.source), Answer(one, design, judgements[one.prediction])) for one in design.claims
         ]
-        rows = [(says, source, answer.judgement, answer.verdict) for says, source, answer in asked] or [
+        rows = [(says, source, answer.judgement, answer.verdict) for says, source, answer in claims] or [
             (f"`{one.prediction.arm}` {one.prediction.direction.value} `{one.reference[1]}`", "", one, one.verdict)
             for one in judgements
         ]

@@ -20,7 +20,7 @@ from grpo_lab.config.run_config import RunConfig, to_run
 from grpo_lab.sweeps.planned_runs import sweep_name
 from grpo_lab.tasks.warm_start import ArithmeticBase
 from grpo_lab.tracking.files import write_json
-from world_profiles.profile import SAVED, Fit, card_text, measure_card
+from world_profiles.profile import SAVED, Fit, measure_profile, profile_text
 
 OF_THE_TESTS = "tiny"  # seconds a run, and too small for a profile
 
@@ -52,9 +52,9 @@ def measure(world: str, overrides: Sequence[str], runs_dir: Path, to: Path) -> s
     budget = run.engine.max_tokens
     fit = Fit(budget, sum(tokens <= budget for tokens in needed) / len(needed), float(numpy.quantile(needed, 0.95)))
     runs, updates = sweeps
-    card = measure_card(world, runs, updates, fit)
-    write_json(to / f"{world}.json", card, sort=False)
-    return card_text(card)
+    profile = measure_profile(world, runs, updates, fit)
+    write_json(to / f"{world}.json", profile, sort=False)
+    return profile_text(profile)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The card of a world: where runs begin, how long they learn, how far they differ, and what tricks can act on there.
+"""The profile of a world: where runs begin, how long they learn, how far they differ, and what tricks can act on there.
 
 Two sweeps measure it: `card` runs the plain recipe on every base, `card_updates` short runs of other updates.
 """
@@ -25,7 +25,7 @@ from grpo_lab.tracking.metrics import CLIP_FRACTION
 
 ROOT = Path(__file__).parents[2]
 SAVED, PAGE = ROOT / "analysis" / "data" / "worlds", ROOT / "conf" / "world" / "README.md"
-GAIN = 0.9  # of what a run gains; the card says after how many steps it is reached
+GAIN = 0.9  # of what a run gains; the profile says after how many steps it is reached
 SMOOTHING = 5  # steps of the running mean in which that step is looked for
 FIRST = 3  # steps: the base's own answers, before training changed them much
 DESIGNS = ((4, 2), (4, 4))  # bases and seeds of each, for 8 and 16 runs
@@ -42,8 +42,8 @@ class Fit:
     needed_95: float  # the 95th percentile of what problems need
 
 
-def measure_card(name: str, runs: SweepData, updates: SweepData, fit: Fit) -> dict[str, Any]:
-    """The card as plain values: rows of quantity and text, in the order in which they are read.
+def measure_profile(name: str, runs: SweepData, updates: SweepData, fit: Fit) -> dict[str, Any]:
+    """The profile as plain values: rows of quantity and text, in the order in which they are read.
 
     Intervals are 95% t intervals over bases, of the means of a base's runs. Raises ValueError where a run is missing.
     """
@@ -90,8 +90,8 @@ def _learning(data: SweepData) -> list[tuple[str, str]]:
 
 def _steps_to_gain(points: pd.DataFrame) -> float:
     """The first step whose running mean of the training outcome has GAIN of what the run gains."""
-    outcome = points.loc[points["step"] > 0, "reward/outcome"]
-    smooth = outcome.rolling(SMOOTHING, center=True, min_periods=SMOOTHING).mean().dropna().to_numpy()
+    correctness = points.loc[points["step"] > 0, "reward/outcome"]
+    smooth = correctness.rolling(SMOOTHING, center=True, min_periods=SMOOTHING).mean().dropna().to_numpy()
     goal = smooth[0] + GAIN * (smooth[-1] - smooth[0])
     return float(np.argmax(smooth >= goal)) + 1 + SMOOTHING // 2
 
@@ -185,29 +185,28 @@ def _sampling_sd(data: SweepData, suite: str) -> Interval:
 # --- the page ---------------------------------------------------------------------------------------------------
 
 
-def card_text(card: Mapping[str, Any]) -> str:
-    """The card for a terminal."""
-    width = max(len(quantity) for quantity, _ in card["rows"])
-    head = (
-        f"world={card['world']}: {card['runs']} runs on {card['bases']} base models, 95% t intervals over base models"
-    )
-    return "\n".join([head, *(f"  {quantity:<{width}}  {value}" for quantity, value in card["rows"])])
+def profile_text(profile: Mapping[str, Any]) -> str:
+    """The profile for a terminal."""
+    width = max(len(quantity) for quantity, _ in profile["rows"])
+    sizes = f"{profile['runs']} runs on {profile['bases']} base models"
+    head = f"world={profile['world']}: {sizes}, 95% t intervals over base models"
+    return "\n".join([head, *(f"  {quantity:<{width}}  {value}" for quantity, value in profile["rows"])])
 
 
-def read_cards(folder: Path) -> list[dict[str, Any]]:
-    """The saved cards, by the names of their worlds."""
+def read_profiles(folder: Path) -> list[dict[str, Any]]:
+    """The saved profiles, by the names of their worlds."""
     return [read_json(path, "measure it again by make worlds") for path in sorted(folder.glob("*.json"))]
 
 
-def cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
+def profiles_table(profiles: Sequence[Mapping[str, Any]]) -> str:
     """One row per quantity and one column per world, as a markdown table."""
-    quantities = list(dict.fromkeys(quantity for card in cards for quantity, _ in card["rows"]))
-    values = [dict(map(tuple, card["rows"])) for card in cards]
-    lines = [f"| measured | {' | '.join(card['world'] for card in cards)} |", f"|---{'|---' * len(cards)}|"]
+    quantities = list(dict.fromkeys(quantity for profile in profiles for quantity, _ in profile["rows"]))
+    values = [dict(map(tuple, profile["rows"])) for profile in profiles]
+    lines = [f"| measured | {' | '.join(profile['world'] for profile in profiles)} |", f"|---{'|---' * len(profiles)}|"]
     lines += [f"| {name} | {' | '.join(own.get(name, '-') for own in values)} |" for name in quantities]
     return "\n".join(lines)
 
 
-def documented_cards() -> dict[Path, str]:
-    """The page of worlds and its up-to-date text, from the saved cards."""
-    return {PAGE: with_tables(PAGE, {"| measured | ": lambda: cards_table(read_cards(SAVED))})}
+def documented_profiles() -> dict[Path, str]:
+    """The page of worlds and its up-to-date text, from the saved profiles."""
+    return {PAGE: with_tables(PAGE, {"| measured | ": lambda: profiles_table(read_profiles(SAVED))})}

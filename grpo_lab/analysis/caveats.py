@@ -40,9 +40,9 @@ def caveats(data: SweepData, finals: FinalValues) -> list[str]:
         _lengths(data, finals),
         _not_finite(data),
     )
-    said = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_no_ops(data)]
+    lines = [*(line for part in parts for line in part), *_lacking(data), *_untimed(data), *_no_ops(data)]
     return [
-        *said,
+        *lines,
         *indistinguishable(data),
         *_code(data),
         *_lost(data),
@@ -95,7 +95,7 @@ def _declaration(data: SweepData) -> list[str]:
     if data.declaration is None:
         return [] if data.design is None else [_EXPLORATORY]
     last = data.record.declared[-1]
-    started = last["cells_started_before"]
+    started = last["runs_started_before"]
     when = "before the first run" if started == 0 else f"after {started} of its runs had been started"
     number = len(data.record.declared)
     changed = "" if number == 1 else f"; it is declaration {number} of this sweep"
@@ -162,8 +162,8 @@ def _shared(data: SweepData) -> list[str]:
     named: dict[str, list[str]] = {}
     for row in rows_of(data.runs[data.runs["same_as"] != ""]):
         named.setdefault(row.same_as, []).append(f"{place(data, row.level, row.arm)} seed {row.seed}")
-    said = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
-    return [f"Runs shared by several labels, whose results cannot differ: {said}."] if said else []
+    text = "; ".join(f"{maker} is also {_listed(titles)}" for maker, titles in named.items())
+    return [f"Runs shared by several labels, whose results cannot differ: {text}."] if text else []
 
 
 def _identical(data: SweepData) -> list[str]:
@@ -269,11 +269,11 @@ def _changed(data: SweepData) -> list[str]:
     named = [arm for arm in data.arms if arm in data.changed]
     if not named:
         return []
-    told: dict[str, list[str]] = {}
+    arms_by_change: dict[str, list[str]] = {}
     for arm in named:
-        told.setdefault(data.changed[arm], []).append(arm)
-    said = "; ".join(f"{_listed(arms)} ({what})" for what, arms in told.items())
-    return [f"Changed since these runs, and not run again (marked \u2020 in tables): {said}."]
+        arms_by_change.setdefault(data.changed[arm], []).append(arm)
+    text = "; ".join(f"{_listed(arms)} ({what})" for what, arms in arms_by_change.items())
+    return [f"Changed since these runs, and not run again (marked \u2020 in tables): {text}."]
 
 
 def _lost(data: SweepData) -> list[str]:
@@ -546,9 +546,9 @@ def _steps_apart(steps: Mapping[str, int | None]) -> list[str]:
     by_number: dict[int, list[str]] = {}
     for name, number in known.items():
         by_number.setdefault(number, []).append(name)
-    said = "; ".join(f"{number} in {_listed(names)}" for number, names in by_number.items())
+    text = "; ".join(f"{number} in {_listed(names)}" for number, names in by_number.items())
     return [
-        f"WARNING: optimiser steps on a batch differ: {said}. More steps can make such a difference by themselves; "
+        f"WARNING: optimiser steps on a batch differ: {text}. More steps can make such a difference by themselves; "
         "set updates to the same option in every arm to take that away."
     ]
 

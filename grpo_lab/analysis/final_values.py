@@ -17,7 +17,7 @@ LEAST_GAIN, or where the run is there at step 0.
 
 A run has collapsed where it stopped before X on a loss that was not finite, or where its held-out accuracy under the
 training protocol ends below half of what it was at its own start, and 10 points or more below. A collapse is a result,
-and it counts: without it, an arm would be judged by the runs that survived. It is an outcome of its own, which a mean
+and it counts: without it, an arm would be judged by the runs that survived. It is a result of its own, which a mean
 cannot tell: see `stats.comparison`. A run that stopped has, by the rule `zero`, accuracy and reward 0 from its end on
 and no other metrics; by the rule `last` every metric keeps the last value it had. One that did not stop keeps its
 numbers.

@@ -262,8 +262,8 @@ def fit_sweep(
     Raises ValueError where a run was not evaluated before training.
     """
     points = data.finished_points
-    wanted = [labels for labels in data.run_arms if not only or labels in only]
-    conditions = {labels: _curves(points, *labels, suite, finals.axis) for labels in wanted}
+    selected = [labels for labels in data.run_arms if not only or labels in only]
+    conditions = {labels: _curves(points, *labels, suite, finals.axis) for labels in selected}
     conditions = {labels: curves for labels, curves in conditions.items() if curves}
     fitted = []
     for (level, arm), curves in conditions.items():

@@ -158,8 +158,8 @@ def _start(values: dict[str, np.ndarray], evaluated: pd.DataFrame, batch: float)
     """
     if evaluated["step"].iloc[0] != 0:
         return
-    asked = evaluated["eval/probe/responses"].iloc[0] if "eval/probe/responses" in evaluated else math.inf
-    if math.isfinite(values["probe"][0]) and asked >= batch:
+    responses = evaluated["eval/probe/responses"].iloc[0] if "eval/probe/responses" in evaluated else math.inf
+    if math.isfinite(values["probe"][0]) and responses >= batch:
         values["reward"][0] = values["probe"][0]
     if np.isfinite(values["sampled"]).any():
         values["sampled"][0] = values["downstream"][0]
@@ -225,8 +225,8 @@ class Answers:
 @lru_cache(maxsize=1)
 def _answers_by_place(data: SweepData, suite: str) -> dict[tuple[str, str], pd.DataFrame]:
     """(level, arm) -> the answers of its runs to a suite."""
-    asked = data.answers[data.answers["suite"] == suite]
-    return dict(groups_of(asked, ["level", "arm"], sort=False))
+    of_suite = data.answers[data.answers["suite"] == suite]
+    return dict(groups_of(of_suite, ["level", "arm"], sort=False))
 
 
 def answers_of(data: SweepData, runs: Sequence[Track], suite: str, ends: bool = False) -> Answers | None:
@@ -241,20 +241,20 @@ def answers_of(data: SweepData, runs: Sequence[Track], suite: str, ends: bool = 
     tables = []
     places = [where[[0, -1]] if ends and len(where) > 1 else where for where in shared(runs)]
     for track, where in zip(runs, places):
-        wanted = [*track.step[where][:-1].tolist(), *track.around]
-        if any((track.seed, step) not in by_step for step in wanted):
+        steps = [*track.step[where][:-1].tolist(), *track.around]
+        if any((track.seed, step) not in by_step for step in steps):
             return None
-        tables += [by_step[track.seed, step] for step in wanted]
+        tables += [by_step[track.seed, step] for step in steps]
     firsts = tables[:: len(tables) // len(runs)]
     if not all(np.array_equal(table["question"], firsts[0]["question"]) for table in firsts):
         raise ValueError(
             f"runs of {arm!r} have different questions in {suite}: compare runs with the same evaluation and task"
         )
-    asked = [table["question"].to_numpy() for table in tables]
-    questions = asked[0]
-    if not all(np.array_equal(own, questions) for own in asked):
-        questions = np.array(sorted(set.intersection(*map(set, asked))))
-        tables = [table[np.isin(own, questions)] for own, table in zip(asked, tables)]
+    evaluated = [table["question"].to_numpy() for table in tables]
+    questions = evaluated[0]
+    if not all(np.array_equal(own, questions) for own in evaluated):
+        questions = np.array(sorted(set.intersection(*map(set, evaluated))))
+        tables = [table[np.isin(own, questions)] for own, table in zip(evaluated, tables)]
     shape = (len(runs), -1, len(questions))
     step = np.array([track.step[where] for track, where in zip(runs, places)])
     lean = np.array([track.lean for track in runs])

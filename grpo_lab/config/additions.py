@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 ALL = "all"  # the arm with every addition
-_ASKED = re.compile(r"\+{0,2}(add|leave_one_out)=(.*)", re.DOTALL)
+_REQUEST = re.compile(r"\+{0,2}(add|leave_one_out)=(.*)", re.DOTALL)
 _SETTING = re.compile(r"hydra\.sweeper\.(add|leave_one_out)=")
 _OWN = re.compile(r"[+~]*(experiments|design)\b")  # of a sweep that an experiment declares
 _EXAMPLE = "'[surrogate=ppo_higher,truncation=mask_after]'"
@@ -28,24 +28,24 @@ def as_settings(arguments: Sequence[str]) -> list[str]:
     The outer brackets may be left out. Raises ValueError for what is no list of additions, and where an experiment
     declares the arms.
     """
-    asked = [match for word in arguments if (match := _ASKED.fullmatch(word))]
-    if not asked:
+    requests = [match for word in arguments if (match := _REQUEST.fullmatch(word))]
+    if not requests:
         return list(arguments)
-    if len(asked) > 1:
-        raise ValueError(f"{asked[0][0]} and {asked[1][0]} are two ablations: give one of the two")
+    if len(requests) > 1:
+        raise ValueError(f"{requests[0][0]} and {requests[1][0]} are two ablations: give one of the two")
     if own := [word for word in arguments if _OWN.match(word)]:
         raise ValueError(
-            f"{own[0]} declares arms of its own, and {asked[0][1]}= gives others: leave one of the two out, or write "
-            "the additions as design.tricks into an experiment of yours"
+            f"{own[0]} declares arms of its own, and {requests[0][1]}= gives others: leave one of the two out, or "
+            "write the additions as design.tricks into an experiment of yours"
         )
     if other := [word for word in arguments if re.match(r"hydra/sweeper=(?!(runs|cells)$)", word)]:
-        raise ValueError(f"{other[0]} does not support arms, which {asked[0][1]}= needs: remove one of the two")
-    name, text = asked[0].groups()
+        raise ValueError(f"{other[0]} does not support arms, which {requests[0][1]}= needs: remove one of the two")
+    name, text = requests[0].groups()
     quoted = ",".join(
         f"[{','.join(map(_quoted, words))}]" if isinstance(words, list) else _quoted(words)
         for words in _additions(name, text)
     )
-    return [f"hydra.sweeper.{name}=[{quoted}]" if word == asked[0][0] else word for word in arguments]
+    return [f"hydra.sweeper.{name}=[{quoted}]" if word == requests[0][0] else word for word in arguments]
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:

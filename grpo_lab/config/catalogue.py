@@ -12,11 +12,8 @@ from pathlib import Path
 import yaml
 
 from grpo_lab.config.folders import conf_folder
-from grpo_lab.config.run_config import AXES, CONFIG_GROUPS, slot_types
+from grpo_lab.config.run_config import AXES, CONFIG_GROUPS, TRICK_SLOTS, slot_types
 from grpo_lab.config.user_files import LOADER, user_folders
-
-# Slots in the lists: filters of training problems, the axes, the critic, which some baselines read, and the teacher.
-_SHOWN = ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin")
 
 # An arXiv id and the one or two words before it that name the method; the first starts with a capital or a digit.
 _PAPER = re.compile(r"(?:[A-Z0-9][\w.@+/-]*(?: [\w][\w.@+/-]*)? )?\b\d{4}\.\d{5}\b")
@@ -87,7 +84,7 @@ def axes(folders: Sequence[Path] | None = None) -> list[Axis]:
     """
     plain = plain_options()
     found = []
-    for axis in _SHOWN:
+    for axis in TRICK_SLOTS:
         question = (sys.modules[slot_types()[axis].__module__].__doc__ or "").splitlines()[0].partition(": ")[2]
         files = [path for folder in folders or _folders() for path in (folder / axis).glob("*.yaml")]
         files.sort(key=lambda path: (path.stem != plain[axis], path.stem))
@@ -120,7 +117,7 @@ def papers_table() -> str:
     """The papers as a markdown table: methods, arXiv id, and the options and recipes that name the paper."""
     names: dict[str, list[str]] = {}
     options: dict[str, list[str]] = {}
-    for slot in (*_SHOWN, "optimizer", "recipe"):
+    for slot in (*TRICK_SLOTS, "optimizer", "recipe"):
         for path in sorted((conf_folder() / slot).glob("*.yaml")):
             text = " ".join(line for line in path.read_text().splitlines() if line.startswith("# "))
             for found in _PAPER.findall(text):
@@ -174,11 +171,11 @@ def recipe_gaps(recipe: str) -> Gaps:
     """The gaps stated in a recipe's file, in its lines `# left out: ...` and `# unverified: ...`."""
     lines = option_text("recipe", recipe).splitlines()
 
-    def said(kind: str) -> tuple[str, ...]:
+    def of_kind(kind: str) -> tuple[str, ...]:
         found = (line.removeprefix(f"# {kind}: ") for line in lines if line.startswith(f"# {kind}: "))
         return tuple(item for item in found if item != "nothing")
 
-    return Gaps(said("left out"), said("unverified"))
+    return Gaps(of_kind("left out"), of_kind("unverified"))
 
 
 def ingredients_table() -> str:

@@ -19,7 +19,7 @@ from grpo_lab.config.folders import conf_folder, declared, experiments_folder
 from grpo_lab.config.user_files import LOADER, check_yaml, user_folders
 
 _EXPERIMENTS = "experiments"  # the group of declared experiments, which are not in conf/
-_NOT_TYPED = ("defaults", "hydra", "cell", "design")  # keys of files that Hydra, a sweep or a declaration sets
+_NOT_TYPED = ("defaults", "hydra", "label", "design")  # keys of files that Hydra, a sweep or a declaration sets
 _OF_SWEEPS = {
     "add=": "an ablation: a control, and an arm for each addition",
     "leave_one_out=": "an ablation: all additions, and an arm without each",

@@ -24,7 +24,7 @@ from grpo_lab.config.design_keys import LISTED, METRIC, OVERRIDES, Key, require_
 from grpo_lab.config.folders import DESIGN, declared, experiments_folder
 from grpo_lab.config.tuning import Tuning, read_tuning
 from grpo_lab.config.user_files import check_yaml
-from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_asked, is_known
+from grpo_lab.tracking.metrics import REGISTRY, SUITES, is_evaluated, is_known
 from grpo_lab.tracking.renames import first_metric_name, metric_name
 from grpo_lab.tricks.selects import Selects
 
@@ -302,7 +302,7 @@ class Design:
     @property
     def all_metrics(self) -> tuple[str, ...]:
         """`metrics`, the one that decides and those of the manipulation checks."""
-        return (self.primary, *self.metrics, *(metric for asked in self.requires.values() for metric in asked))
+        return (self.primary, *self.metrics, *(metric for least in self.requires.values() for metric in least))
 
     def margin_of(self, prediction: Prediction) -> float | None:
         """The prediction's own margin, else on the primary metric the design's."""
@@ -327,8 +327,8 @@ class Design:
         declared["primary"] = first_metric_name(self.primary)
         if self.requires:
             declared["requires"] = {
-                arm: {first_metric_name(metric): least for metric, least in asked.items()}
-                for arm, asked in self.requires.items()
+                arm: {first_metric_name(metric): least for metric, least in required.items()}
+                for arm, required in self.requires.items()
             }
         if self.tuning:
             declared["tuning"] = declared["tuning"] | {"metric": first_metric_name(self.tuning.metric)}
@@ -645,12 +645,12 @@ def _check_claim(design: Design, claim: Claim) -> None:
 
 def require_known_metrics(design: Design) -> None:
     """Raise ValueError, before the first run starts, for a metric or budget axis that no run logs."""
-    required = [metric for asked in design.requires.values() for metric in asked]
+    required = [metric for least in design.requires.values() for metric in least]
     tuned = [design.tuning.metric] if design.tuning else []
     if not is_known(f"budget/{design.axis}"):
         raise ValueError(f"design.axis: there is no {design.axis!r}; choose from {_AXES}")
     for metric in (design.primary, *design.metrics, *required, *tuned):
-        if not is_known(metric) or not is_asked(metric):
+        if not is_known(metric) or not is_evaluated(metric):
             near = get_close_matches(metric, [one.name.replace("*", suite) for one in REGISTRY for suite in SUITES], 1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"design: no run has the metric {metric!r}: {guess}`grpo-lab metrics` lists what there is")
@@ -727,16 +727,16 @@ def _requires(value: Any) -> dict[str, dict[str, float]]:
     )
     if not isinstance(value, Mapping):
         raise ValueError(message)
-    for asked in value.values():
-        if not isinstance(asked, Mapping) or not asked:
+    for required in value.values():
+        if not isinstance(required, Mapping) or not required:
             raise ValueError(message)
         if not all(
-            isinstance(least, int | float) and not isinstance(least, bool) and least > 0 for least in asked.values()
+            isinstance(least, int | float) and not isinstance(least, bool) and least > 0 for least in required.values()
         ):
             raise ValueError(message)
     return {
-        str(arm): {metric_name(str(metric)): float(least) for metric, least in asked.items()}
-        for arm, asked in value.items()
+        str(arm): {metric_name(str(metric)): float(least) for metric, least in required.items()}
+        for arm, required in value.items()
     }
 
 

@@ -28,18 +28,18 @@ class Entry:
     default: str
 
 
-def entries(cls: type = Design, path: str = "", said: set[type] | None = None) -> Iterator[Entry]:
+def entries(cls: type = Design, path: str = "", seen: set[type] | None = None) -> Iterator[Entry]:
     """Every key of a declaration, one that holds entries followed by theirs, unless those were `said` before."""
-    said = set() if said is None else said
+    seen = set() if seen is None else seen
     hints = get_type_hints(cls, include_extras=True)
     for one in fields(cls):
         kind, key = get_args(hints[one.name])
         assert isinstance(key, Key), f"{cls.__name__}.{one.name} says what it is"
         yield Entry(path + one.name, key.what, key.allowed or _allowed(kind), key.default or _default(one))
         for inner, where in _inside(kind):
-            if inner not in said:
-                said.add(inner)
-                yield from entries(inner, f"{path}{one.name}{where}.", said)
+            if inner not in seen:
+                seen.add(inner)
+                yield from entries(inner, f"{path}{one.name}{where}.", seen)
 
 
 def _inside(kind: Any, where: str = "") -> Iterator[tuple[type, str]]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo_lab.config.catalogue import WRONG, option_text, plain_options, recipe_gaps, recipe_overrides
 from grpo_lab.config.rules import broken_rules
-from grpo_lab.config.run_config import AXES, RunConfig
+from grpo_lab.config.run_config import AXES, TRICK_SLOTS, RunConfig
 from grpo_lab.config.user_files import LOADER
 from grpo_lab.tricks.critic import Critic
 from grpo_lab.tricks.curriculum import Curriculum
@@ -77,7 +77,7 @@ def formula(run: RunConfig) -> list[tuple[str, str]]:
         reward = f"({reward}) + {run.reward_shaping.written()}"
     if kl.shapes_reward:
         reward = f"({reward}) - {kl.written()}"
-    if run.baseline.reads_outcome:
+    if run.baseline.reads_correctness:
         reward += " (not read: the baseline looks at right and wrong)"
     lines.append(("R", reward))
     if run.baseline.needs_critic or run.baseline.reward_to_go:
@@ -175,8 +175,8 @@ def nearest_recipe(choices: Mapping[str, str], config: DictConfig) -> Departure:
         return [slot for slot, option in recipes[recipe].items() if choices.get(slot, plain.get(slot)) != option]
 
     nearest = min(recipes, key=lambda recipe: (len(differing(recipe)), recipe != named, recipe))
-    said = [f"{slot}={choices[slot]} for {recipes[nearest][slot]}" for slot in differing(nearest)]
-    return Departure(nearest, tuple(said + _numbers_changed(choices, config)))
+    departures = [f"{slot}={choices[slot]} for {recipes[nearest][slot]}" for slot in differing(nearest)]
+    return Departure(nearest, tuple(departures + _numbers_changed(choices, config)))
 
 
 def _written(slot: str, option: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _written(slot: str, option: str) -> dict[str, Any]:
 def _numbers_changed(choices: Mapping[str, str], config: DictConfig) -> list[str]:
     """Fields of the axes, the critic and the convention whose value differs from the chosen option's file."""
     found = []
-    for slot in ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin", "convention"):
+    for slot in (*TRICK_SLOTS, "convention"):
         written = _written(slot, choices.get(slot, plain_options()[slot]))
         held = OmegaConf.to_container(config[slot], resolve=False, enum_to_str=True)
         assert isinstance(held, dict), "what stands on an axis has fields"
@@ -231,18 +231,10 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
         parts += [title, *(_hang("  - ", item) for item in items)] if items else []
     off = plain_options()
     parts += ["", "options that are not the plain one"]
-    read = (
-        "question_filter",
-        "pass_rate",
-        *AXES,
-        *(["critic"] if run.baseline.needs_critic else []),
-        "teacher",
-        "twin",
-        "optimizer",
-    )
+    read = [slot for slot in (*TRICK_SLOTS, "optimizer") if slot != "critic" or run.baseline.needs_critic]
     chosen = [(slot, choices.get(slot, off[slot])) for slot in read if choices.get(slot, off[slot]) != off[slot]]
     for axis, option in chosen:
-        parts.append(_hang(f"  {axis}={option}: ", _said_of(axis, option, type(getattr(run, axis))), 6))
+        parts.append(_hang(f"  {axis}={option}: ", _option_text(axis, option, type(getattr(run, axis))), 6))
     if not chosen:
         parts.append("  none")
     broken = broken_rules(run)
@@ -253,7 +245,7 @@ def explain(run: RunConfig, config: DictConfig, choices: Mapping[str, str]) -> s
     return "\n".join(parts)
 
 
-def _said_of(axis: str, option: str, kind: type) -> str:
+def _option_text(axis: str, option: str, kind: type) -> str:
     """The first comment line of an option's file, or of its class's docstring if no such file is found."""
     lines = option_text(axis, option).splitlines()
     if lines and lines[0].startswith("# "):
@@ -272,9 +264,9 @@ def no_op_lines(no_ops: Sequence[str], choices: Mapping[str, str]) -> list[str]:
     for axis in no_ops:
         option = choices.get(axis, plain[axis])
         if option != plain[axis]:
-            said = f"recipe={recipe} brings {axis}={option}" if brought.get(axis) == option else f"{axis}={option}"
-            which = ", which" if said.startswith("recipe=") else ""
-            lines.append(f"{said}{which} changed nothing of the loss in the whole run")
+            setting = f"recipe={recipe} brings {axis}={option}" if brought.get(axis) == option else f"{axis}={option}"
+            which = ", which" if setting.startswith("recipe=") else ""
+            lines.append(f"{setting}{which} changed nothing of the loss in the whole run")
     return lines
 
 

@@ -375,15 +375,15 @@ def _of_another_option(key: str, value: str) -> str:
     if not near:
         return ""
     meant = f"{slot}.{near}"
-    asked = f"there is no key {key!r}: did you mean {meant}?"
+    problem = f"there is no key {key!r}: did you mean {meant}?"
     if len(having) == len(keys):
-        return f"{asked} type {meant}={value}"
+        return f"{problem} type {meant}={value}"
     # The option that MEANT chooses for this key, or else the plain one, or the first.
     known = (m.typed for m in MEANT.values() if m.typed.startswith(f"{slot}=") and f" {meant}={{}}" in m.typed)
     plain = plain_options()[slot]
     typed = next(known, f"{slot}={plain if plain in having else having[0]} {meant}={{}}").replace("{}", value)
     verb = "has" if len(having) == 1 else "have"
-    start = f"there is no key {key!r} in the chosen {slot}:" if near == name else asked
+    start = f"there is no key {key!r} in the chosen {slot}:" if near == name else problem
     return f"{start} {slot}={', '.join(having)} {verb} it: type {typed}"
 
 
@@ -437,8 +437,8 @@ def in_one_line(error: BaseException, keys: Collection[str] = ()) -> str:
         near = get_close_matches(key.split(".")[0], keys, 1, cutoff=_CLOSE)
         guess = f"did you mean {near[0]!r}? " if near and near[0] != key.split(".")[0] else ""
         return f"there is no key {key!r}: {guess}--help lists the options, --cfg job every key"
-    foreign = re.match(r"In '(\w+)/(\w+)': ConfigKeyError.*?full_key: ([\w.]+)", str(error), re.DOTALL)
-    if foreign and (elsewhere := _of_another_slot(*foreign.groups())):
+    elsewhere_in = re.match(r"In '(\w+)/(\w+)': ConfigKeyError.*?full_key: ([\w.]+)", str(error), re.DOTALL)
+    if elsewhere_in and (elsewhere := _of_another_slot(*elsewhere_in.groups())):
         return elsewhere
     if "Key 'experiments' not in" in str(error):
         return f"{first.partition(':')[0]}: the file's first line must be `# @package _global_`"

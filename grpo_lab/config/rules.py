@@ -58,9 +58,9 @@ def _lowest_reward(shaping: RewardShaping, reward: Grader) -> float:
     return shaping.lowest(right, wrong)
 
 
-def _unread(asked: AnswerForm, read: frozenset[AnswerForm]) -> bool:
+def _unread(form: AnswerForm, read: frozenset[AnswerForm]) -> bool:
     """True if a grader looks for answers in other places than the template asks for. Of a free form nobody knows."""
-    return asked is not AnswerForm.free and asked not in read
+    return form is not AnswerForm.free and form not in read
 
 
 _UNREAD = "the template asks for answers in a form that the grader does not read, so right ones count as wrong"
@@ -309,10 +309,10 @@ ERRORS: tuple[Rule, ...] = (
         "set aggregation=prompt_mean, or choose a baseline of one number per response, and no teacher",
     ),
     Rule(
-        "outcome_counts_twice",
+        "correctness_counts_twice",
         ("reward_shaping", "scale"),
-        lambda run: run.reward_shaping.maps_outcome and run.scale.reads_components,
-        "a scale that normalises each component by itself takes the correction of the outcome for a second outcome",
+        lambda run: run.reward_shaping.maps_correctness and run.scale.reads_components,
+        "a scale that normalises each component by itself takes the correction of correctness for a second reward",
         "set scale=none, or reward_shaping=none",
     ),
     Rule(
@@ -666,7 +666,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "correction_is_divided_away",
         ("reward_shaping", "baseline", "scale"),
-        lambda run: run.reward_shaping.maps_outcome and run.baseline.centres and run.scale.divides_by_deviation,
+        lambda run: run.reward_shaping.maps_correctness and run.baseline.centres and run.scale.divides_by_deviation,
         "the correction of a two-valued reward is a factor once a baseline is subtracted, and the deviation divides it "
         "away, unless the reward has other parts",
         "set scale=none, as the paper does, or baseline=none",
@@ -697,7 +697,7 @@ WARNINGS: tuple[Rule, ...] = (
         "shaping_is_not_read",
         ("reward_shaping", "baseline", "group_filter"),
         lambda run: (
-            run.baseline.reads_outcome and not run.reward_shaping.is_no_op and not run.group_filter.reads_reward
+            run.baseline.reads_correctness and not run.reward_shaping.is_no_op and not run.group_filter.reads_reward
         ),
         "this baseline reads the verifier's correctness, so what is added to the reward never reaches the loss",
         "set reward_shaping=none, or a baseline that reads the reward",
@@ -706,7 +706,7 @@ WARNINGS: tuple[Rule, ...] = (
     Rule(
         "kl_is_not_read",
         ("kl", "baseline"),
-        lambda run: run.baseline.reads_outcome and run.kl.shapes_reward,
+        lambda run: run.baseline.reads_correctness and run.kl.shapes_reward,
         "this baseline reads the verifier's correctness, so a kl penalty in the reward never reaches the loss",
         "choose a kl that is a term of the loss, or a baseline that reads the reward",
         no_op=True,
@@ -780,7 +780,7 @@ WARNINGS: tuple[Rule, ...] = (
         "set group_filter=keep, or a baseline over the group",
     ),
     Rule(
-        "reward_is_the_outcome",
+        "reward_is_correctness",
         ("group_filter", "reward_shaping"),
         lambda run: run.group_filter.reads_reward and run.reward_shaping.is_no_op,
         "without shaping the reward varies only with correctness, so this filter equals the filter by correctness",

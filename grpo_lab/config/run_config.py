@@ -83,6 +83,8 @@ AXES = (
     "aggregation",
     "denominator", "kl", "reference", "entropy", "learner_precision", "sampler_precision",
 )  # fmt: skip
+# What lists of tricks show: filters of training problems, the axes, the critic, which some baselines read, and more.
+TRICK_SLOTS = ("question_filter", "pass_rate", *AXES, "critic", "teacher", "twin")
 CONFIG_GROUPS = (
     "task", "question_filter", "pass_rate", "template", "reward", "model", "engine", "optimizer", "critic", "teacher",
     "twin", "evaluation", "verifier", "budget", "cost_model", "tracking", "convention",
@@ -179,7 +181,7 @@ class RunConfig:
     resume_with_changed_code: bool
     plugins: list[str]
     objective: str
-    cell: RunLabel
+    label: RunLabel
     design: Any  # an experiment's declaration; only a sweep reads it
 
     def __post_init__(self) -> None:
@@ -366,7 +368,7 @@ VOLATILE = frozenset(
         "rollouts_every",
         "device",
         "objective",
-        "cell",
+        "label",
         "design",
         "resume_with_changed_code",
         "model.file",  # where a copy lies; its digest says which file it is
@@ -492,9 +494,9 @@ def unresolved(config: DictConfig, error: InterpolationResolutionError) -> str:
             node = node.get(part) if isinstance(node, dict) else None
         referred = re.search(r"\$\{([\w.]+)\}", str(node))
         key = referred.group(1) if referred else ""
-    said = str(error).splitlines()[0]
-    if "Recursive" not in said:
-        return f"{chain[0] if chain else 'a key'} has no value: {said}; correct the reference, or give a value itself"
+    text = str(error).splitlines()[0]
+    if "Recursive" not in text:
+        return f"{chain[0] if chain else 'a key'} has no value: {text}; correct the reference, or give a value itself"
     circle = " -> ".join([*chain, key] if key else chain)
     return f"{chain[0] if chain else 'a key'} refers to itself ({circle}): give one of these keys a value"
 

@@ -195,5 +195,5 @@ def _failure(name: str, error: BaseException) -> str:
         home = os.path.dirname(frames[0].filename)
         own = [frame for frame in frames if frame.filename.startswith(home)][-1]
         where = f" at {own.filename} line {own.lineno}"
-    said = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}".splitlines()[0]
-    return f"plugin module {name!r} fails{where} ({said}): mend it, or leave it out of plugins= and GRPO_LAB_PLUGINS"
+    text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}".splitlines()[0]
+    return f"plugin module {name!r} fails{where} ({text}): mend it, or leave it out of plugins= and GRPO_LAB_PLUGINS"

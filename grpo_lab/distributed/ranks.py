@@ -250,8 +250,8 @@ def cause_of(error: BaseException) -> BaseException:
     try:
         if _open.blamed is None and _open.store.add(_BLAMED, 1) == 1:
             _open.blamed = error
-            said = f"rank {_open.rank} of {_open.number}: {type(error).__name__}: {error}"
-            _open.store.set(_REASON, "" if isinstance(error, KeyboardInterrupt) else said)
+            text = f"rank {_open.rank} of {_open.number}: {type(error).__name__}: {error}"
+            _open.store.set(_REASON, "" if isinstance(error, KeyboardInterrupt) else text)
             return error
         reason = _open.store.get(_REASON).decode()
         return OtherRankFailed(reason) if reason else KeyboardInterrupt()

@@ -35,14 +35,14 @@ def free_main(store: Store, reason: str, ended: threading.Event, abort: Callable
     in the store, a second signal came, a first one and no second (unless the step may take its time), or the store was
     gone.
     """
-    told, tells = os.pipe()  # open until the process ends
+    reading, tells = os.pipe()  # open until the process ends
     os.set_blocking(tells, False)
     signal.set_wakeup_fd(tells, warn_on_full_buffer=False)  # Python writes there even while the main thread waits
     # The main thread may wait in its own; torch's stubs lack the method.
     own = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
 
     def signalled(seconds: float) -> bool:
-        return bool(select.select([told], [], [], seconds)[0] and _ENDS & set(os.read(told, 64)))
+        return bool(select.select([reading], [], [], seconds)[0] and _ENDS & set(os.read(reading, 64)))
 
     def look() -> None:
         first, twice, late = math.inf, False, False

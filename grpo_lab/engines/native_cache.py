@@ -108,7 +108,7 @@ def refusal(folder: Path, streams: bool) -> str | None:
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     kind, name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type], config.get_text_config(decoder=True).model_type
-    said = f"engine=native cannot sample {name} ({kind}), the model in {folder}"
+    text = f"engine=native cannot sample {name} ({kind}), the model in {folder}"
     try:
         layers = DynamicCache(config=config).layers
     except (AttributeError, KeyError):
@@ -117,12 +117,12 @@ def refusal(folder: Path, streams: bool) -> str | None:
     stateful = getattr(transformers, kind)._is_stateful or _has_state(layers)
     if not known or (stateful and name not in RECURRENT):
         return (
-            f"{said}: its log-probs have not been verified against a plain forward. Choose engine=vllm, if vLLM "
+            f"{text}: its log-probs have not been verified against a plain forward. Choose engine=vllm, if vLLM "
             f"supports it, or an attention-only model, or one of {', '.join(sorted(RECURRENT))}"
         )
     if streams and any(type(layer) is not DynamicLayer for layer in layers):
         return (
-            f"{said}, under a schedule that changes weights in the middle of responses, since it has sliding windows "
+            f"{text}, under a schedule that changes weights in the middle of responses, since it has sliding windows "
             "or recurrent states: choose schedule=sync or one_step_off, or engine=vllm_process"
         )
     return None

@@ -139,7 +139,7 @@ class VllmSession(EngineSession):
         results = [already_ended(request, self.stop_ids) for request in requests]
         order = [index for index, ended in enumerate(results) if ended is None]
         self._wake()
-        with _said_clearly():
+        with _clear_errors():
             _Call(self, requests, order, on_finish).run(results)
         if self.sleeps:
             self.model.sleep(level=1)
@@ -153,7 +153,7 @@ class VllmSession(EngineSession):
 
 
 @contextmanager
-def _said_clearly() -> Iterator[None]:
+def _clear_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, AssertionError, KeyboardInterrupt):

@@ -165,18 +165,18 @@ _REMEDIES = (
 )
 
 
-def remedy(said: str) -> str:
-    said = said.lower()
+def remedy(error: str) -> str:
+    error = error.lower()
     for words, what in _REMEDIES:
-        if any(word in said for word in words):
+        if any(word in error for word in words):
             return f"Remedy: {what}"
     return "Remedy: look at what vLLM says with VLLM_LOGGING_LEVEL=INFO, or choose engine=native"
 
 
-def failure(said: str) -> EngineFailure:
+def failure(error: str) -> EngineFailure:
     """The error that ends a run whose engine died; `said` is the known cause."""
     return EngineFailure(
-        f"vLLM ended in the middle of its work: {said}. {remedy(said)}. "
+        f"vLLM ended in the middle of its work: {error}. {remedy(error)}. "
         "Re-run the same command to resume from the last checkpoint"
     )
 
@@ -222,9 +222,9 @@ class Growing:
 
     def grow(self, output: RequestOutput, version: int) -> StopReason | None:
         """Append an output sampled by weights of `version`. Returns why the response has ended, or None."""
-        (said,) = output.outputs
-        tokens = list(said.token_ids)
-        logprobs = list(said.logprobs.logprobs[: len(tokens)]) if tokens else []
+        (grown,) = output.outputs
+        tokens = list(grown.token_ids)
+        logprobs = list(grown.logprobs.logprobs[: len(tokens)]) if tokens else []
         reason = None
         if (limit := self.request.params.stop_when_sure) is not None:
             for place, logprob in enumerate(logprobs):
@@ -237,7 +237,7 @@ class Growing:
         self.logprobs += logprobs
         self.versions += [version] * len(tokens)
         if reason is None and output.finished:
-            reason = {"stop": StopReason.EOS, "length": StopReason.LENGTH}.get(said.finish_reason, StopReason.ABORTED)
+            reason = {"stop": StopReason.EOS, "length": StopReason.LENGTH}.get(grown.finish_reason, StopReason.ABORTED)
         return reason
 
     def completion(self, reason: StopReason) -> Completion:

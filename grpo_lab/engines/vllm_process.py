@@ -73,8 +73,8 @@ class VllmProcess(VllmEngine):
         require_field(self.port is None or 1024 <= self.port < 65536, self, "port", "from 1024 to 65535, or null")
 
     def missing(self) -> str | None:
-        if said := super().missing():
-            return said
+        if reason := super().missing():
+            return reason
         if is_elsewhere() or not torch.cuda.is_available():
             return None
         if (last := self._gpus[-1]) >= (seen := torch.cuda.device_count()):
@@ -243,5 +243,5 @@ def _start(arguments: dict[str, Any], by_nccl: bool, shared: Path) -> AsyncLLM:
         quiet = LoggingConfig(log_level="CRITICAL" if level == "ERROR" else level)
         return AsyncLLM.from_engine_args(AsyncEngineArgs(logging_config=quiet, **arguments))
     except Exception as error:
-        said = last_error(shared) or str(error)
-        raise ValueError(f"vLLM cannot open {arguments['model']}: {said}\n{remedy(said)}") from error
+        text = last_error(shared) or str(error)
+        raise ValueError(f"vLLM cannot open {arguments['model']}: {text}\n{remedy(text)}") from error

@@ -172,7 +172,7 @@ class VllmProcessSession(EngineSession):
         self.process.join(timeout=1)
         code = self.process.exitcode
         how = f"its process was ended by signal {-code}" if code is not None and code < 0 else "its process ended"
-        return f"{how} ({said})" if (said := last_error(self.shared)) else how
+        return f"{how} ({error})" if (error := last_error(self.shared)) else how
 
     async def _in_loop_begin(self) -> None:
         """Do the front end's one-time work now, so that later requests enter the queue without being suspended."""

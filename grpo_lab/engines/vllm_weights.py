@@ -94,8 +94,8 @@ class NcclTransfer(Transfer):
     def __init__(self, remote: Remote, device: torch.device, port: int, workers: int) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
-        if said := taken_port(port):
-            raise ValueError(said)
+        if problem := taken_port(port):
+            raise ValueError(problem)
         self.device, self.source = device, weight_source(device)
         with torch.cuda.device(device):
             self.engine = NCCLTrainerWeightTransferEngine.trainer_init(

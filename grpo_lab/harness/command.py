@@ -142,7 +142,7 @@ def runs_of(place: Path) -> list[Path]:
             f"there is no folder {place}: give a run's folder, such as runs/plain/seed=0, or one of several"
         )
     if (place / SWEEP).is_file():
-        below = [place.parent.parent / entry.folder for entry in read_sweep(place).cells]
+        below = [place.parent.parent / entry.folder for entry in read_sweep(place).runs]
     else:
         # MLflow keeps a copy of run.json among a run's artifacts; only a run's own folder has its metrics.
         below = sorted(path.parent for path in place.rglob("run.json") if (path.parent / "metrics.jsonl").exists())
@@ -161,7 +161,7 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[EvaluatedWei
     )
     both = best | saved
     found: dict[int, EvaluatedWeights] = {}
-    troubles: dict[int, str] = {}
+    errors: dict[int, str] = {}
 
     def add(step: int) -> bool:
         place = _base(run) if step == BASE and step not in both else both.get(step)
@@ -180,15 +180,15 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[EvaluatedWei
                 run, run_key, step, find_model(str(place), "", "RUN"), fingerprint(place), history
             )
         except ValueError as error:
-            troubles[step] = str(error)
+            errors[step] = str(error)
         return step in found
 
     for step in [str(BASE)] * base + list(steps):
         if step == "last":  # an older one where the last was damaged, as where a run resumes
             if not any(add(one) for one in reversed(saved)):
-                said = "; ".join(troubles[one] for one in saved) or "it saved none"
+                reasons = "; ".join(errors[one] for one in saved) or "it saved none"
                 raise ValueError(
-                    f"{run} has no whole checkpoint ({said}): evaluate its base with --steps 0, or train it"
+                    f"{run} has no whole checkpoint ({reasons}): evaluate its base with --steps 0, or train it"
                 )
             continue
         if step == "best":
@@ -200,7 +200,7 @@ def weights_of(run: Path, steps: Sequence[str], base: bool) -> list[EvaluatedWei
             step = str(max(best))
         for one in saved if step == "all" else [int(step)]:
             if one not in found and not add(one):
-                raise ValueError(troubles[one])
+                raise ValueError(errors[one])
     return [found[step] for step in sorted(found)]
 
 
@@ -212,8 +212,8 @@ def _base(run: Path) -> Path:
     own = run / "sft"
     if own.is_dir():
         files = read_checksummed(own / fine_tuning.FILE, AFRESH)["files"]
-        if troubles := [said for name, digest in files.items() if (said := damage_of(own / name, digest))]:
-            raise ValueError(f"{', '.join(troubles)}; {AFRESH}")
+        if damaged := [damage for name, digest in files.items() if (damage := damage_of(own / name, digest))]:
+            raise ValueError(f"{', '.join(damaged)}; {AFRESH}")
         return own
     described, config = read_json(run / "run.json", AFRESH), read_yaml(run / "config.yaml", AFRESH)
     option = described["choices"]["model"]
@@ -231,19 +231,19 @@ def evaluate(place: Path, plan: HarnessPlan) -> Iterator[tuple[Path, HarnessResu
 
     Raises ValueError with a remedy, before a model loads where the harness allows it.
     """
-    wanted: list[tuple[EvaluatedWeights, str]] = []
+    missing: list[tuple[EvaluatedWeights, str]] = []
     there: list[tuple[Path, HarnessResult]] = []
     for run in runs_of(place):
         for weights in weights_of(run, plan.steps, plan.base):
             for suite in plan.tasks:
                 if (before := _before(weights, suite, plan)) is None:
-                    wanted.append((weights, suite))
+                    missing.append((weights, suite))
                 else:
                     there.append((run, before))
     yield from ((run, result, False) for run, result in there)
-    if not wanted:
+    if not missing:
         return
-    folders = {str(weights.folder): weights for weights, _ in wanted}
+    folders = {str(weights.folder): weights for weights, _ in missing}
     if plan.settings.apply_chat_template:
         for folder in folders:
             if transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).chat_template is None:
@@ -252,11 +252,11 @@ def evaluate(place: Path, plan: HarnessPlan) -> Iterator[tuple[Path, HarnessResu
     one_of: dict[str, str] = {}
     for folder, weights in folders.items():
         one_of.setdefault(weights.fingerprint, folder)
-    jobs = list(dict.fromkeys((one_of[weights.fingerprint], plan.tasks[suite]) for weights, suite in wanted))
+    jobs = list(dict.fromkeys((one_of[weights.fingerprint], plan.tasks[suite]) for weights, suite in missing))
     for reply in _replies(jobs, plan):
         same = folders[reply.pop("model")].fingerprint
         table, task = pd.DataFrame(reply.pop("answers")), reply["task"]
-        for weights, suite in wanted:
+        for weights, suite in missing:
             if weights.fingerprint != same or plan.tasks[suite] != task:
                 continue
             result = _result(weights, suite, reply, plan)

@@ -199,14 +199,14 @@ def _of_inspect(log: Any, spec: str, request: Request) -> dict[str, Any]:
     main = chosen(request["metric"], list(metrics), spec) if request["metric"] else next(iter(metrics))
     scorer = main.rpartition("/")[0]
     scores = [_score(one.scores[scorer].value if scorer in (one.scores or {}) else None) for one in log.samples]
-    asked = [[str(one.id), one.epoch, _text(one.input), _text(one.target)] for one in log.samples]
+    samples = [[str(one.id), one.epoch, _text(one.input), _text(one.target)] for one in log.samples]
     return {
         "task_version": log.eval.task_version,
         "metrics": metrics,
         "metric": main,
         "is_share": all(score is None or 0 <= score <= 1 for score in scores),
-        "samples": len(asked),
-        "questions": _digest([json.dumps(one) for one in asked]),
+        "samples": len(samples),
+        "questions": _digest([json.dumps(one) for one in samples]),
         "configuration": {
             "task": log.eval.task,
             "arguments": json.loads(json.dumps(log.eval.task_args, default=str)),
@@ -266,8 +266,8 @@ def _refusing(what: str, remedy: str) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:  # the harnesses, datasets and the hub share no class
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Refused(f"{what} ({type(error).__name__}: {said}): {remedy}") from error
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Refused(f"{what} ({type(error).__name__}: {text}): {remedy}") from error
 
 
 def _version(module: str, package: str) -> str:

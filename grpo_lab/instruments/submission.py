@@ -162,8 +162,8 @@ def _faults_of_declaration(design: Design, data: SweepData, described: Mapping[s
     if data.design is None or prints != {data.design.fingerprint()}:
         faults.append(f"the data are of another declaration than {DESIGN}")
     last = data.record.declared[-1]
-    if last["cells_started_before"]:
-        faults.append(f"{last['cells_started_before']} runs had started before the declaration of {last['at']}")
+    if last["runs_started_before"]:
+        faults.append(f"{last['runs_started_before']} runs had started before the declaration of {last['at']}")
     early = [one for one in described["runs"] if not one["first_step"] or one["first_step"] < last["at"]]
     if early:
         first = min(one["first_step"] for one in early) or "at an unknown time"
@@ -174,12 +174,12 @@ def _faults_of_declaration(design: Design, data: SweepData, described: Mapping[s
 def _faults_of_runs(design: Design, data: SweepData, described: Mapping[str, Any]) -> list[str]:
     """Seeds: every declared run is there once and has ended, on its base model, and no other is."""
     no_ops = failed_checks(data)
-    wanted = {(level, arm, seed) for level in design.levels for arm in design.arms for seed in design.seeds}
+    declared = {(level, arm, seed) for level in design.levels for arm in design.arms for seed in design.seeds}
     ended = data.runs[(data.runs["status"] == "done") | data.runs["collapsed"].astype(bool) | data.exhausted]
     found = Counter(ended[["level", "arm", "seed"]].itertuples(index=False, name=None))
-    missing = sorted(one for one in wanted - set(found) if one[:2] not in no_ops)
+    missing = sorted(one for one in declared - set(found) if one[:2] not in no_ops)
     faults = [f"{len(missing)} declared runs have not ended, such as {_title(missing[0])}"] if missing else []
-    if further := sorted(set(found) - wanted):
+    if further := sorted(set(found) - declared):
         faults.append(f"{len(further)} runs were not declared, such as {_title(further[0])}")
     rows = data.runs[data.runs["run_key"].notna()]
     keys = {(one["level"], one["arm"], one["seed"]): one["run_key"] for one in described["runs"]}

@@ -31,7 +31,7 @@ def response_metrics(made: Groups, check_again: Sequence[str], best: Float[Tenso
         gap = best[list(made.indices)] - group_means(shaped).squeeze(1)
         metrics["rollout/best_gap"] = float(gap.nanmean())
     size = rollouts.group_size
-    right = (shaped.outcome * shaped.in_statistics).sum(dim=1).round().int().tolist()
+    right = (shaped.correctness * shaped.in_statistics).sum(dim=1).round().int().tolist()
     graded = shaped.in_statistics.sum(dim=1).tolist()
     for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= size):
         chances = [pass_at_k(number, count, k) for number, count in zip(graded, right) if k <= number]
@@ -65,12 +65,12 @@ def target_length_metrics(graded: Graded) -> dict[str, float]:
     """How well response lengths follow the target lengths of the prompts; {} without target lengths."""
     if graded.target_length is None:
         return {}
-    wanted, lengths = graded.target_length.double().flatten(), graded.lengths.double().flatten()
+    targets, lengths = graded.target_length.double().flatten(), graded.lengths.double().flatten()
     metrics = {
-        "target_length/mean": float(wanted.mean()),
-        "target_length/error": float((lengths - wanted).abs().mean()),
+        "target_length/mean": float(targets.mean()),
+        "target_length/error": float((lengths - targets).abs().mean()),
     }
-    spread = wanted - wanted.mean()
+    spread = targets - targets.mean()
     if float(spread.abs().sum()) > 0:
         metrics["target_length/slope"] = float((spread * lengths).sum() / torch.sum(spread**2))
     return metrics

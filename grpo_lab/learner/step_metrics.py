@@ -96,7 +96,7 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
     if judged.any():
         off_mean = torch.where(judged, shaped.reward - group_means(shaped), torch.nan)
         metrics["reward/mean"] = shaped.reward[judged].mean()
-        metrics["reward/outcome"] = shaped.outcome[judged].mean()
+        metrics["reward/outcome"] = shaped.correctness[judged].mean()
         metrics["reward/group_std"] = off_mean.pow(2).nanmean(dim=1).sqrt().nanmean()
         for name, values in shaped.components.items():
             metrics[f"reward/component/{name}"] = values[judged].mean()
@@ -106,10 +106,10 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
         metrics[f"rollout/source/{source}"] = sources.count(source) / len(sources)
         if of_it.any():
             metrics[f"reward/source/{source}"] = shaped.reward[of_it].mean()
-    for name, rows in (("correct", judged & (shaped.outcome == 1)), ("wrong", judged & (shaped.outcome == 0))):
+    for name, rows in (("correct", judged & (shaped.correctness == 1)), ("wrong", judged & (shaped.correctness == 0))):
         if rows.any():
             metrics[f"rollout/length_{name}"] = shaped.lengths[rows].double().mean()
-    right = judged & (shaped.outcome == 1)
+    right = judged & (shaped.correctness == 1)
     if right.any():
         metrics["rollout/truncated_correct"] = shaped.truncated[right].double().mean()
     if graded.in_loss.any():
@@ -117,7 +117,7 @@ def reward_metrics(made: Groups, graded: Graded) -> dict[str, float]:
         metrics["reward/in_loss_mean"] = sum(
             graded.components[name][graded.in_loss].mean() for name in shaped.components
         )
-        metrics["reward/in_loss_outcome"] = graded.outcome[graded.in_loss].mean()
+        metrics["reward/in_loss_outcome"] = graded.correctness[graded.in_loss].mean()
         for name, values in graded.components.items():
             metrics[f"reward/in_loss_component/{name}"] = values[graded.in_loss].mean()
     return {name: float(value) for name, value in metrics.items()}
@@ -239,7 +239,7 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
     rollouts, pieces = step.batch.rollouts, token_texts(tokenizer, step.batch.rollouts)
     if advantages.shape != graded.reward.shape:
         advantages = advantages.sum(dim=1) / rollouts.sampled_mask.sum(dim=1).clamp(min=1)
-    asked = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
+    problems = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
     columns = {
         "outcome": graded.verdict,
         "reward": graded.reward,
@@ -254,18 +254,18 @@ def rollout_table(tokenizer: transformers.PreTrainedTokenizerBase, step: Finishe
     policies = {"token_old_logprob": step.before.logprobs, "token_ref_logprob": step.before.ref_logprobs}
     return pd.DataFrame(
         {
-            "problem_id": [problem.id for problem in asked],
+            "problem_id": [problem.id for problem in problems],
             "response": list(range(rollouts.group_size)) * len(rollouts.problems),
-            "question": [problem.question for problem in asked],
-            "answer": [problem.answer for problem in asked],
-            "difficulty": [problem.difficulty for problem in asked],
+            "question": [problem.question for problem in problems],
+            "answer": [problem.answer for problem in problems],
+            "difficulty": [problem.difficulty for problem in problems],
             "text": list(step.batch.groups.texts),
             "tokens": list(map(list, pieces)),
             "prompt_ids": [list(rollouts.prompt_of_row(row)) for row in range(rollouts.num_rows)],
             "token_ids": _ragged(rollouts.tokens, rollouts.lengths),
             "interrupted": rollouts.interrupted.numpy(),
             "stopped": rollouts.looped.numpy(),
-            "wanted": [problem.target_length or 0 for problem in asked],
+            "wanted": [problem.target_length or 0 for problem in problems],
             "token_sampled": _ragged(rollouts.sampled_mask, rollouts.lengths),
             "token_advantage": _ragged(step.inputs.advantages.float(), rollouts.lengths),
             "token_in_loss": _ragged(step.before.loss_mask, rollouts.lengths),

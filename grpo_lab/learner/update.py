@@ -202,7 +202,7 @@ def compute_logprobs(tricks: LogprobTricks, state: RunState, filtered: Graded, r
             rollouts, state.temperature, state.precision, state.microbatching, state.device, state.account
         )
     elif state.privileged is not None:
-        taught, scored = _privileged_logprobs(state, state.privileged, rollouts, filtered.outcome)
+        taught, scored = _privileged_logprobs(state, state.privileged, rollouts, filtered.correctness)
     if logprobs is not None:
         weights = correction_weights(tricks, rollouts, logprobs, noise) if share is None else None
         accepted = accepted_tokens(tricks, rollouts, logprobs, filtered.in_loss.flatten(), noise)
@@ -360,7 +360,7 @@ def make_inputs(
     learnt = teacher(rewarded, before.teacher_logprobs, before.old_logprobs, scored)
     return StepInputs(
         rollouts, before.loss_mask, expand(learnt, before.loss_mask), before.old_logprobs, before.ref_logprobs,
-        before.correction_weights, entropy_coef, before.graded.outcome.flatten() > 0.5, before.learner_share,
+        before.correction_weights, entropy_coef, before.graded.correctness.flatten() > 0.5, before.learner_share,
     )  # fmt: skip
 
 
@@ -405,11 +405,11 @@ def train_on(
 
 
 def _privileged_logprobs(
-    state: RunState, prompts: PrivilegedPrompts, rollouts: Rollouts, outcome: Float[Tensor, "P G"]
+    state: RunState, prompts: PrivilegedPrompts, rollouts: Rollouts, correctness: Float[Tensor, "P G"]
 ) -> tuple[Float[Tensor, "N T"], Bool[Tensor, "N T"]]:
     """The policy's log-probs of its own tokens behind the teacher's prompts, and which tokens have one; 0 elsewhere."""
     found, scored = torch.zeros_like(rollouts.sampler_logprobs), torch.zeros_like(rollouts.sampled_mask)
-    rows, behind = prompts.behind(rollouts, outcome)
+    rows, behind = prompts.behind(rollouts, correctness)
     if rows:
         with state.as_reference() if prompts.plan.reads_reference else nullcontext(state.learner) as model:
             found[rows], _ = state.batch_logprobs(model, behind, with_entropy=False)

@@ -34,7 +34,7 @@ class StepInputs:
     ref_logprobs: Float[Tensor, "N T"] | None
     correction_weights: Float[Tensor, "N T"] | None
     entropy_coef: float = 0.0
-    right: Bool[Tensor, "N"] | None = None  # rows whose outcome is 1
+    right: Bool[Tensor, "N"] | None = None  # rows whose correctness is 1
     learner_share: Float[Tensor, "N T"] | None = None  # in the old log-probs, where they are interpolated
 
 

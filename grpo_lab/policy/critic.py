@@ -162,10 +162,10 @@ class LiveCritic:
             groups, own = self._microbatches(rollouts, mask, rows), []
             for place, counts in ranks.dealt(len(groups)):
                 layout, own_mask = self._inputs(rollouts, mask, groups[place])
-                old, wanted = (one[groups[place], : own_mask.shape[1]] for one in (old_values, targets))
-                layout, own_mask, old, wanted = on_device((layout, own_mask, old, wanted), self.device)
+                old, target = (one[groups[place], : own_mask.shape[1]] for one in (old_values, targets))
+                layout, own_mask, old, target = on_device((layout, own_mask, old, target), self.device)
                 values = self._read(layout, own_mask)
-                loss, clipped = self._loss(values, old.to(values.dtype), wanted.to(values.dtype), own_mask)
+                loss, clipped = self._loss(values, old.to(values.dtype), target.to(values.dtype), own_mask)
                 (loss / tokens if counts else 0 * loss).backward()
                 own.append((loss.detach(), clipped))
             for chosen, (loss, clipped) in zip(groups, ranks.in_order(len(groups), on_cpu(own))):

@@ -86,8 +86,8 @@ class _FusedHead(Function):
         read, _ = _kernels(hidden.device.type, dtype)
         kept = F.linear(states, matrix) if len(states) <= positions else None
         rows = [  # each chunk's logits are free again before the next one's are made
-            read(F.linear(part, matrix) if kept is None else kept, wanted, temperature)
-            for part, wanted in zip(states.split(positions), targets.split(positions))
+            read(F.linear(part, matrix) if kept is None else kept, target, temperature)
+            for part, target in zip(states.split(positions), targets.split(positions))
         ]
         picked, total, entropy = (torch.cat(column) for column in zip(*rows))
         if not spreads:

@@ -98,12 +98,12 @@ def logprobs_of(
     With `collision` the second is not the entropy but the sum of the squared probabilities, as in `of_logits`. The
     fused head does not compute it, so such a pass has its logits in chunks.
     """
-    layout, targets, asked = inputs.layout, inputs.targets, (temperature, with_entropy, entropy_gradient)
+    layout, targets, options = inputs.layout, inputs.targets, (temperature, with_entropy, entropy_gradient)
     head = linear_head(model)
     if head is None:
         with _arithmetic(targets.device, precision):
             logits = layout.logits(model)
-        picked, spread = of_logits(logits, targets, *asked, collision)
+        picked, spread = of_logits(logits, targets, *options, collision)
     else:
         assert isinstance(model, PreTrainedModel), "linear_head knows the heads of no others"
 
@@ -120,7 +120,7 @@ def logprobs_of(
                 with _arithmetic(targets.device, precision):
                     picked, spread = fused_logprobs(head, hidden, targets, temperature, entropy_gradient, positions)
                 return picked, spread if with_entropy else None
-            return in_chunks(logits_of, hidden, targets, *asked, positions, collision)
+            return in_chunks(logits_of, hidden, targets, *options, positions, collision)
 
         picked, spread = within(model, read)
     zeros, place = torch.zeros(inputs.shape, dtype=picked.dtype, device=targets.device), (inputs.rows, inputs.columns)

@@ -40,14 +40,14 @@ def _end_of_message(tokenizer: transformers.PreTrainedTokenizerBase) -> set[int]
     """The special token that the chat template writes right after what the assistant says, if it writes one."""
     if not getattr(tokenizer, "chat_template", None):
         return set()
-    said = "answer"
-    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": said}]
+    answer = "answer"
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # jinja2's and whatever the template raises: a run with template=chat will say so
         return set()
     assert isinstance(text, str), "not tokenised"
-    _, found, after = text.rpartition(said)
+    _, found, after = text.rpartition(answer)
     added = tokenizer.added_tokens_decoder.items() if found else ()
     return {number for number, token in added if token.special and after.lstrip().startswith(token.content)}
 
@@ -155,9 +155,9 @@ def check_weights(folder: Path) -> None:
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )[1]  # fmt: skip
     except Exception as error:  # the values of config.json reach code of every kind
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
-            f"transformers cannot build the model that {folder / 'config.json'} describes: {said}"
+            f"transformers cannot build the model that {folder / 'config.json'} describes: {text}"
         ) from error
     require_complete(folder, loaded)
 

@@ -58,13 +58,13 @@ def _falling(decay: Decay, decay_share: float, final_share: float) -> Callable[[
     """The factor of the learning rate at each of the budget's ticks."""
     import transformers
 
-    idle = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the schedules want an optimiser, and only give a function
+    unused = torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the schedules want an optimiser, and only give a function
     if decay is Decay.cosine:
-        schedule = transformers.get_cosine_with_min_lr_schedule_with_warmup(idle, 0, _TICKS, min_lr_rate=final_share)
+        schedule = transformers.get_cosine_with_min_lr_schedule_with_warmup(unused, 0, _TICKS, min_lr_rate=final_share)
     else:
         falls = round(decay_share * _TICKS)
         schedule = transformers.get_wsd_schedule(
-            idle, 0, falls, num_stable_steps=_TICKS - falls, min_lr_ratio=final_share
+            unused, 0, falls, num_stable_steps=_TICKS - falls, min_lr_ratio=final_share
         )
     return schedule.lr_lambdas[0]
 

@@ -61,14 +61,14 @@ def in_chunks(
 ) -> LogProbs:
     """`of_logits` of the head's logits, for at most `positions` hidden states at a time, forward and backward."""
 
-    def part(states: Tensor, wanted: Tensor) -> LogProbs:
-        return of_logits(logits_of(states), wanted, temperature, with_entropy, entropy_gradient, collision)
+    def part(states: Tensor, target: Tensor) -> LogProbs:
+        return of_logits(logits_of(states), target, temperature, with_entropy, entropy_gradient, collision)
 
     if len(hidden) <= positions:
         return part(hidden, targets)
     parts = [
-        checkpoint(part, states, wanted, use_reentrant=False, preserve_rng_state=False)
-        for states, wanted in zip(hidden.split(positions), targets.split(positions))
+        checkpoint(part, states, target, use_reentrant=False, preserve_rng_state=False)
+        for states, target in zip(hidden.split(positions), targets.split(positions))
     ]
     picked = torch.cat([one[0] for one in parts])
     return picked, torch.cat([one[1] for one in parts]) if with_entropy or collision else None

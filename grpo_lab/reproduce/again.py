@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from grpo_lab.distributed import ranks
 from grpo_lab.distributed.device import choose_device
 from grpo_lab.reproduce.record import RunRecord, device_name, read_record
-from grpo_lab.sweeps.child import errors_said, follow_parent, hear_signals
+from grpo_lab.sweeps.child import errors_reported, follow_parent, hear_signals
 
 
 def configured(record: RunRecord, runs_dir: Path) -> DictConfig:
@@ -25,7 +25,7 @@ def main() -> None:
     follow_parent()
     hear_signals()
     folder, runs_dir = map(Path, sys.argv[1:])
-    with errors_said():
+    with errors_reported():
         record = read_record(folder)
         with ranks.opened(lambda: choose_device(device_name(record))):
             from grpo_lab.loop import start

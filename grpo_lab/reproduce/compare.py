@@ -69,14 +69,14 @@ class Difference:
 class Compared:
     """The outcome, what differs, and where the two were computed otherwise: a fact, there and here.
 
-    `steps` is the last step that was compared, `said` what was not compared.
+    `steps` is the last step that was compared, `notes` what was not compared.
     """
 
     outcome: Outcome
     steps: int
     differences: Sequence[Difference]
     elsewhere: Sequence[tuple[str, str, str]]
-    said: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """The outcome and the two tables, in words."""
@@ -90,7 +90,7 @@ class Compared:
             lines += ["", *aligned(rows, "  ")]
         if self.elsewhere:
             lines += ["", *aligned([("computed with", "there", "here"), *self.elsewhere], "  ")]
-        return [*lines, *self.said]
+        return [*lines, *self.notes]
 
 
 def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
@@ -101,21 +101,21 @@ def compare_runs(there: Path, here: Path, steps: int | None = None) -> Compared:
     whole, most = steps is None, sys.maxsize if steps is None else steps
     differences = list(_logs(there, here, most))
     answers = list(_tables(there, here, most))
-    said: list[str] = []
+    notes: list[str] = []
     weights: list[Difference] = []
     if whole:
-        weights = list(_weights(there, here, said))
+        weights = list(_weights(there, here, notes))
         if has_ended(there) and not has_ended(here):
             weights.append(Difference("its end", last_step(here), math.nan, False, "the second run has not ended"))
     else:
-        said.append("Of these first steps the log and the tables are compared, not the weights.")
+        notes.append("Of these first steps the log and the tables are compared, not the weights.")
     elsewhere, computed = _elsewhere(there, here)
     found = [*differences, *answers, *weights]
     outcome = Outcome.equal
     if found:
         rounds = computed and all(one.rounds for one in found)
         outcome = Outcome.rounding if rounds else Outcome.different
-    return Compared(outcome, min(last_step(there), last_step(here), most), found, elsewhere, said)
+    return Compared(outcome, min(last_step(there), last_step(here), most), found, elsewhere, notes)
 
 
 def last_step(folder: Path) -> int:
@@ -249,11 +249,11 @@ def _alike(one: Any, other: Any) -> bool:
     return one == other or (pd.isna(one) and pd.isna(other))
 
 
-def _weights(there: Path, here: Path, said: list[str]) -> Iterator[Difference]:
-    """How the weights of the last checkpoints differ; `said` gets a line where they cannot be compared."""
+def _weights(there: Path, here: Path, notes: list[str]) -> Iterator[Difference]:
+    """How the weights of the last checkpoints differ; `notes` gets a line where they cannot be compared."""
     places = [complete(folder / "checkpoints") for folder in (there, here)]
     if not places[0]:
-        said.append("The first run kept no checkpoint, so no weights are compared.")
+        notes.append("The first run kept no checkpoint, so no weights are compared.")
         return
     if not places[1] or places[1][-1].name != places[0][-1].name:
         names = [found[-1].name if found else "none" for found in places]

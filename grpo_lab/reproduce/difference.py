@@ -18,7 +18,7 @@ from grpo_lab.tracking.renames import with_config_keys
 from grpo_lab.tracking.run_reader import read_steps
 
 _COPY = "restore it from a copy"
-_OF_THE_PLACE = ("runs_dir", "cell.", "tracking.")  # where a run lies and is shown
+_OF_THE_PLACE = ("runs_dir", "label.", "tracking.")  # where a run lies and is shown
 _MACHINE = frozenset({"processor", "threads", "processes", "device", "GPU", "platform"})
 _PROMPTS = ("training", "evaluation")
 _SHOWN = 12  # differences of a table, unless all are asked for
@@ -124,13 +124,13 @@ def _numbers(compared: Compared, everything: bool) -> list[str]:
     """From which step on the logs differ, and the metrics and columns that differ first."""
     found = sorted(compared.differences, key=_order)
     if not found:
-        return [f"numbers: bit-identical, steps 0 to {compared.steps}", *compared.said]
+        return [f"numbers: bit-identical, steps 0 to {compared.steps}", *compared.notes]
     counts = [f"{len(list(group))} from step {step} on" for step, group in groupby(found, lambda one: one.step)]
     more = f", and {len(counts) - 3} later steps with more" if len(counts) > 3 else ""
     steps = f"{', '.join(counts[:3])}{more}"
     lines = [f"numbers: bit-identical before step {found[0].step}. Metrics and columns that differ: {steps}"]
     rows = [(one.what, str(one.step), _size(one)) for one in found]
-    return [*lines, *_listed(("", "first at step", "largest difference"), rows, everything), *compared.said]
+    return [*lines, *_listed(("", "first at step", "largest difference"), rows, everything), *compared.notes]
 
 
 def _order(one: Difference) -> tuple[int, int, str]:

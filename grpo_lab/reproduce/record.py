@@ -130,7 +130,9 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
     """
     if not any(key.endswith(f".{CLASS}") for key in identity):
         raise ValueError("run.json names no classes")
-    config = OmegaConf.create({key: value for key, value in plain.items() if key not in ("tracking", "design")})
+    config = OmegaConf.create(
+        {key: value for key, value in plain.items() if key not in ("tracking", "design", "label", "cell")}
+    )
     places = sorted(key.removesuffix(f".{CLASS}") for key in identity if key.endswith(f".{CLASS}"))
     for place in sorted(places, key=lambda place: place.count("."), reverse=True):  # the innermost first
         values = OmegaConf.select(config, place)
@@ -145,7 +147,7 @@ def _typed(plain: DictConfig, identity: Mapping[str, Any]) -> DictConfig:
             )
         OmegaConf.update(config, place, OmegaConf.merge(writable(cls), values), merge=False)
     config.tracking, config.design = writable(NoTracking), None
-    config.cell = {"sweep": "", "arm": "", "level": ""}
+    config.label = {"sweep": "", "arm": "", "level": ""}
     config.resume_with_changed_code = False
     # Keys that earlier versions lacked, with the values by which they ran.
     for key, value in {"checkpoint_minutes": None, "checkpoint": {"best": None}, "no_signal_steps": 0}.items():
@@ -238,12 +240,12 @@ def changed_code(record: RunRecord, steps: int | None) -> list[str]:
     """How today's code differs from the one that computed the run; empty where a second run has the same."""
     there, now = record.code_of(steps), provenance.code(record.run.source_files)
     versions = there["packages"].keys() | now["packages"].keys()
-    said = [
+    changes = [
         f"{name}: {there['packages'].get(name)} there, {now['packages'].get(name)} now"
         for name in sorted(versions)
         if there["packages"].get(name) != now["packages"].get(name)
     ]
-    return said + (
+    return changes + (
         ["the sources of grpo_lab or of plugins or reward functions differ"]
         if there["sources"] != now["sources"]
         else []

@@ -58,8 +58,8 @@ class PrefixRollouts:
         ends = [drawn[place * samples : (place + 1) * samples] for place in range(len(states))]
         self.account.estimated(self.model_flops, contexts, ends)
         whole = [Completion.unsampled(r.prefix, end.stop).continued(end) for r, end in zip(requests, completions)]
-        asked = [problems[state.place] for state in states]
-        answers = to_rollouts(asked, [prompts[state.place] for state in states], samples, whole)
+        own_problems = [problems[state.place] for state in states]
+        answers = to_rollouts(own_problems, [prompts[state.place] for state in states], samples, whole)
         keys = [request.noise for request in requests]
         graded = grade(answers, decode(maker.tokenizer, answers), maker.reward, keys)
         return maker.reward_shaping(graded).reward

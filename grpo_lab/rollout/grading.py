@@ -129,10 +129,10 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, rollouts: Rollo
 
 
 def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequence[NoiseKey]) -> Graded:
-    """The verifier outcome of each row and its reward; a row that was graded is in the statistics and the loss.
+    """The correctness of each row and its reward; a row that was graded is in the statistics and the loss.
 
     `keys` are those that the rows were sampled with. A grader that failed says nothing about the response: such a row
-    has outcome and reward 0, and is in neither.
+    has correctness and reward 0, and is in neither.
     """
     finished = rollouts.finished.tolist()
     problems = [problem for problem in rollouts.problems for _ in range(rollouts.group_size)]
@@ -142,12 +142,12 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
 
     # A judge or a time limit may answer otherwise when asked again: all ranks take what one of them was told.
     grades = ranks.on_first(lambda: reward.checked_grades(problems, texts, finished, keys))
-    judged = by_group(grades.outcomes)
+    judged = by_group(grades.correctness)
     graded = ~judged.isnan()
     components = {name: torch.where(graded, by_group(values), 0.0) for name, values in grades.components.items()}
-    lengths_asked_for = [problem.target_length for problem in rollouts.problems]
+    target_lengths = [problem.target_length for problem in rollouts.problems]
     return Graded(
-        outcome=judged.nan_to_num(0.0),
+        correctness=judged.nan_to_num(0.0),
         reward=torch.stack(list(components.values())).sum(dim=0),
         components=components,
         lengths=to_groups(rollouts.lengths, rollouts.group_size),
@@ -161,8 +161,8 @@ def grade(rollouts: Rollouts, texts: Sequence[str], reward: Grader, keys: Sequen
             torch.where(rollouts.sampled_mask, rollouts.sampler_logprobs.double(), 0.0).sum(dim=1), rollouts.group_size
         ),
         target_length=None
-        if None in lengths_asked_for
-        else torch.tensor(lengths_asked_for)[:, None].expand(-1, rollouts.group_size),
+        if None in target_lengths
+        else torch.tensor(target_lengths)[:, None].expand(-1, rollouts.group_size),
     )
 
 

@@ -178,7 +178,7 @@ class GroupMaker:
 
     def note(self, made: Groups, memory: Memory) -> None:
         """Add the results of graded groups to the run's memory."""
-        memory.note(torch.tensor(made.indices), made.graded.outcome, made.shaped.reward, made.graded.in_statistics)
+        memory.note(torch.tensor(made.indices), made.graded.correctness, made.shaped.reward, made.graded.in_statistics)
         if self.reward.gathers:
             left = ranks.on_first(lambda: self.reward.learnt(made.rollouts.problems, self._by_group(made.texts)))
             memory.rubrics.update(zip(made.indices, left))

@@ -111,7 +111,7 @@ class Rates:
 def measure(
     sampling: SamplingSettings,
     plan: Measured,
-    asked: ResponseKind,
+    responses: ResponseKind,
     base: Base,
     problems: Sequence[Problem],
     own: Path | None = None,
@@ -122,10 +122,10 @@ def measure(
     `own` is the run's folder. It keeps a copy of what was measured, which is read first: a run resumes without the
     cache. Raises ValueError if the grader failed on every answer.
     """
-    protocol = _protocol(sampling, plan, asked, base)
+    protocol = _protocol(sampling, plan, responses, base)
     key = hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root() / "pass_rates" / key
-    copy = None if own is None else own / f"pass_rates-{asked.kind}-{key}.parquet"
+    copy = None if own is None else own / f"pass_rates-{responses.kind}-{key}.parquet"
     prompts = encode_prompts(base.tokenizer, sampling.template, problems)
     digests = [_digest(problem, prompt) for problem, prompt in zip(problems, prompts)]
     if copy is not None and copy.exists():
@@ -139,32 +139,32 @@ def measure(
         missing = [place for place, digest in enumerate(digests) if digest not in there]
         if missing:
             write_json(folder / "protocol.json", protocol)
-            said = f"{len(missing)} of {len(problems)} problems, {asked.samples} {asked.kind} of the base model to each"
-            say(f"measuring {said}; kept in {folder}")
-            known = _extend(folder, known, sampling, plan, asked, base, problems, prompts, digests, missing, say)
+            sampled = f"{responses.samples} {responses.kind} of the base model to each"
+            say(f"measuring {len(missing)} of {len(problems)} problems, {sampled}; kept in {folder}")
+            known = _extend(folder, known, sampling, plan, responses, base, problems, prompts, digests, missing, say)
     rates = Rates(_in_order(known, digests), folder)
     if sum(rates.graded) == 0:
         raise ValueError(
-            f"the grader failed on all {asked.kind} sampled for pass_rate: see that it can read right answers such as "
-            f"{problems[0].answer[:60]!r}, or choose another reward"
+            f"the grader failed on all {responses.kind} sampled for pass_rate: see that it can read right answers such "
+            f"as {problems[0].answer[:60]!r}, or choose another reward"
         )
     if copy is not None:
         atomic_write(copy, _parquet(rates.table))
     return rates
 
 
-def _protocol(sampling: SamplingSettings, plan: Measured, asked: ResponseKind, base: Base) -> dict[str, object]:
+def _protocol(sampling: SamplingSettings, plan: Measured, responses: ResponseKind, base: Base) -> dict[str, object]:
     """Everything beside the problem that what is measured depends on, as JSON."""
     words = json.dumps(base.tokenizer.get_vocab(), sort_keys=True)
     return {
-        "kind": asked.kind,
-        "samples": asked.samples,
+        "kind": responses.kind,
+        "samples": responses.samples,
         "weights": base.weights,
         "tokenizer": hashlib.sha256(words.encode()).hexdigest()[:16],
-        "sampling": asdict(asked.params),
-        "phrase": list(asked.phrase),
-        "truncation": repr(sampling.truncation) if asked.kind == "answers" else "",
-        "verifier": repr(_outcome(sampling.reward)),
+        "sampling": asdict(responses.params),
+        "phrase": list(responses.phrase),
+        "truncation": repr(sampling.truncation) if responses.kind == "answers" else "",
+        "verifier": repr(_decides_correctness(sampling.reward)),
         "arguments": repr(getattr(sampling.engine, "arguments", {})),
         "precision": repr(sampling.precision),
         "engine": type(sampling.engine).__name__,
@@ -174,10 +174,10 @@ def _protocol(sampling: SamplingSettings, plan: Measured, asked: ResponseKind, b
     }
 
 
-def _outcome(reward: Grader) -> Grader:
-    """What decides the outcome of a response, whatever right and wrong ones earn."""
+def _decides_correctness(reward: Grader) -> Grader:
+    """What decides the correctness of a response, whatever right and wrong ones earn."""
     return (
-        _outcome(reward.parts[reward.outcome_of])
+        _decides_correctness(reward.parts[reward.outcome_of])
         if isinstance(reward, Weighted)
         else replace(reward, correct=1.0, wrong=0.0)
     )
@@ -215,7 +215,7 @@ def _extend(
     known: pd.DataFrame,
     sampling: SamplingSettings,
     plan: Measured,
-    asked: ResponseKind,
+    responses: ResponseKind,
     base: Base,
     problems: Sequence[Problem],
     prompts: Sequence[tuple[int, ...]],
@@ -224,7 +224,7 @@ def _extend(
     say: Callable[[str], None],
 ) -> pd.DataFrame:
     """Measure the problems at the places `missing` and add their rows, each part in a file until all are there."""
-    at_once = max(1, _CALLS * sampling.engine.max_rows // asked.samples)
+    at_once = max(1, _CALLS * sampling.engine.max_rows // responses.samples)
     parts, began = [known], time.perf_counter()
     with (
         closing(sampling.engine.open(base.folder, sampling.precision, base.device)) as session,
@@ -234,7 +234,7 @@ def _extend(
             shown.done = start
             places = missing[start : start + at_once]
             part = _sampled(
-                sampling, plan, asked, base, session, [problems[p] for p in places], [prompts[p] for p in places]
+                sampling, plan, responses, base, session, [problems[p] for p in places], [prompts[p] for p in places]
             )
             part["digest"] = [digests[place] for place in places]
             parts.append(part[list(_COLUMNS)])
@@ -251,7 +251,7 @@ def _extend(
 def _sampled(
     sampling: SamplingSettings,
     plan: Measured,
-    asked: ResponseKind,
+    responses: ResponseKind,
     base: Base,
     session: EngineSession,
     problems: Sequence[Problem],
@@ -259,27 +259,29 @@ def _sampled(
 ) -> pd.DataFrame:
     """Sample and grade the answers to some problems: all columns but the digest."""
     began = time.perf_counter()
-    requests = group_requests(problems, prompts, asked.samples, asked.params, plan.seed, f"pass_rate/{asked.kind}", 0)
-    if asked.kind == "answers":
+    requests = group_requests(
+        problems, prompts, responses.samples, responses.params, plan.seed, f"pass_rate/{responses.kind}", 0
+    )
+    if responses.kind == "answers":
         completions = sampling.truncation.generate(session, requests, tools_for(base.tokenizer))
     else:
-        ends = session.generate([replace(request, prefix=asked.phrase) for request in requests])
-        completions = [Completion.unsampled(asked.phrase, end.stop, injected=True).continued(end) for end in ends]
-    rollouts = to_rollouts(problems, prompts, asked.samples, completions)
+        ends = session.generate([replace(request, prefix=responses.phrase) for request in requests])
+        completions = [Completion.unsampled(responses.phrase, end.stop, injected=True).continued(end) for end in ends]
+    rollouts = to_rollouts(problems, prompts, responses.samples, completions)
     texts = decode(base.tokenizer, rollouts)
     # A guess is judged by what it says first; the few tokens it may take need not hold an end.
-    finished = rollouts.finished.tolist() if asked.kind == "answers" else [True] * len(texts)
-    each = [problem for problem in problems for _ in range(asked.samples)]
-    judged = sampling.reward.checked_grades(each, texts, finished, [request.noise for request in requests]).outcomes
-    groups = [slice(place * asked.samples, (place + 1) * asked.samples) for place in range(len(problems))]
+    finished = rollouts.finished.tolist() if responses.kind == "answers" else [True] * len(texts)
+    each = [problem for problem in problems for _ in range(responses.samples)]
+    judged = sampling.reward.checked_grades(each, texts, finished, [request.noise for request in requests]).correctness
+    groups = [slice(place * responses.samples, (place + 1) * responses.samples) for place in range(len(problems))]
     lengths = rollouts.lengths.tolist()
     injected = (rollouts.response_mask & ~rollouts.sampled_mask).sum(dim=1).tolist()
     return pd.DataFrame(
         {
             "problem_id": [problem.id for problem in problems],
             "question": [problem.question for problem in problems],
-            "right": [sum(outcome > 0.5 for outcome in judged[group]) for group in groups],
-            "graded": [sum(not math.isnan(outcome) for outcome in judged[group]) for group in groups],
+            "right": [sum(correct > 0.5 for correct in judged[group]) for group in groups],
+            "graded": [sum(not math.isnan(correct) for correct in judged[group]) for group in groups],
             "prompt_tokens": [len(prompt) for prompt in prompts],
             "lengths": [lengths[group] for group in groups],
             "injected": [sum(injected[group]) for group in groups],

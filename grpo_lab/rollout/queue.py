@@ -24,6 +24,7 @@ from grpo_lab.engines.base import EngineSession
 from grpo_lab.rollout.groups import GroupMaker, ProblemSource, Spent, completions_of, group_to_state
 from grpo_lab.rollout.rounds import Rounds
 from grpo_lab.seeding import uniform
+from grpo_lab.tracking.renames import MEMORY_FIELDS, with_fields
 from grpo_lab.tricks.curriculum import Memory
 from grpo_lab.tricks.group_filter import Choice, Signal, groups_with_signal
 from grpo_lab.tricks.selects import Selects
@@ -146,7 +147,7 @@ class RolloutQueue(ABC):
 
     def from_state(self, state: dict[str, Any]) -> None:
         """Restore what `to_state` saved. The sampler must already have the learner's weights."""
-        self.memory = Memory(**state["memory"])
+        self.memory = Memory(**with_fields(state["memory"], MEMORY_FIELDS))
         self.clock = SimulatedClock(**state["clock"])
 
     @abstractmethod

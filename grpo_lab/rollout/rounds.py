@@ -37,7 +37,7 @@ class Rounds:
         self._count(fresh, completions)
         return self.maker.grade(fresh, completions, self.memory)
 
-    def race(self, number: int, wanted: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
+    def race(self, number: int, target: int, accepts: Callable[[Graded], bool], keeps_partial: bool) -> Groups:
         """See `types.GroupSource.race`. Leftovers of earlier races come first; the remaining problems are drawn."""
         size = self.maker.group_size
         started = [self.maker.from_state(left) for left in self.memory.leftovers[:number]]
@@ -54,21 +54,21 @@ class Rounds:
             """Grade a group if its last response has ended, and count it if it is accepted."""
             nonlocal accepted
             rows = range(place * size, (place + 1) * size)
-            if accepted < wanted and place not in finished and all(row in found for row in rows):
+            if accepted < target and place not in finished and all(row in found for row in rows):
                 finished.append(place)
                 whole = started[place].whole([found[row] for row in rows])
                 accepted += accepts(self.maker.grade([started[place]], whole, self.memory).masked)
 
         def on_finish(row: int, completion: Completion) -> Sequence[int]:
-            if accepted == wanted:  # ended in the same decoding step in which the race was decided
+            if accepted == target:  # ended in the same decoding step in which the race was decided
                 return ()
             found[row] = completion
             settle(row // size)
-            return [row for row in range(len(requests)) if row not in found] if accepted == wanted else ()
+            return [row for row in range(len(requests)) if row not in found] if accepted == target else ()
 
         for place in range(len(started)):
             settle(place)
-        if accepted < wanted:
+        if accepted < target:
             completions = self.maker.generate(self.sampler, requests, on_finish)
         else:
             nothing = Completion.unsampled((), StopReason.ABORTED)

@@ -62,20 +62,20 @@ class StreamQueue(RolloutQueue):
         self.ran_dry: Exhausted | None = None
 
     @property
-    def wanted(self) -> int:
+    def groups_per_batch(self) -> int:
         """Groups per batch."""
         return self.settings.problems_per_step
 
     def take(self) -> RolloutBatch:
         self._admit()
-        with doing("", self.wanted, "groups") as shown:
-            while (done := len(self.ready)) < self.wanted:
+        with doing("", self.groups_per_batch, "groups") as shown:
+            while (done := len(self.ready)) < self.groups_per_batch:
                 shown.done = done
                 self._refuse_to_throw_on()
                 if self.ran_dry is not None and not self.growing:
                     raise self.ran_dry
                 self._advance()
-        batch, self.ready = self.ready[: self.wanted], self.ready[self.wanted :]
+        batch, self.ready = self.ready[: self.groups_per_batch], self.ready[self.groups_per_batch :]
         whole = self.thrown + batch
         self.in_training = len(batch)
         taken = RolloutBatch.of(
@@ -104,7 +104,7 @@ class StreamQueue(RolloutQueue):
     def _admit(self) -> None:
         """Start further groups, as far ahead as the schedule allows and while problems can be drawn."""
         self.ran_dry = None
-        bound = self.wanted * (self.settings.schedule.ahead + 1)
+        bound = self.groups_per_batch * (self.settings.schedule.ahead + 1)
         progress = self.account.spent(self.settings.budget)
         while len(self.growing) + len(self.ready) + self.in_training < bound:
             try:
@@ -112,7 +112,7 @@ class StreamQueue(RolloutQueue):
             except Exhausted as error:
                 self.ran_dry = error  # results of growing groups may still change the curriculum's choice
                 return
-            group = self.maker.start(index, self.tickets // self.wanted, progress)
+            group = self.maker.start(index, self.tickets // self.groups_per_batch, progress)
             size = self.maker.group_size
             self.growing[self.tickets] = _Growing(group, [None] * size, [False] * size)
             for member in range(size):
@@ -133,12 +133,12 @@ class StreamQueue(RolloutQueue):
         """The request for response `key`, with its partial response as the prefix."""
         ticket, member = divmod(key, self.maker.group_size)
         growing = self.growing[ticket]
-        asked, part = self.maker.requests(growing.group)[member], growing.parts[member]
+        request, part = self.maker.requests(growing.group)[member], growing.parts[member]
         if part is None:
-            return self.maker.truncation.begins(asked, self.tools)
+            return self.maker.truncation.begins(request, self.tools)
         if not part.injected.any():
-            asked = self.maker.truncation.begins(asked, self.tools)
-        return replace(asked, prefix=part.ids)
+            request = self.maker.truncation.begins(request, self.tools)
+        return replace(request, prefix=part.ids)
 
     def _settle(self, key: int, completion: Completion) -> None:
         """Record that a response ended, or continue it after the text that the truncation option injects."""
@@ -147,8 +147,8 @@ class StreamQueue(RolloutQueue):
         part = growing.parts[member]
         so_far = completion if part is None else part.continued(completion)
         growing.parts[member] = so_far
-        asked = self.maker.requests(growing.group)[member]
-        put_in = None if so_far.injected.any() else self.maker.truncation.puts_in(asked, so_far, self.tools)
+        request = self.maker.requests(growing.group)[member]
+        put_in = None if so_far.injected.any() else self.maker.truncation.puts_in(request, so_far, self.tools)
         if put_in is not None:
             growing.parts[member] = so_far.continued(put_in)
             self.stream.add(key, self.request(key))
@@ -169,7 +169,7 @@ class StreamQueue(RolloutQueue):
     def _refuse_to_throw_on(self) -> None:
         """Raise Exhausted once the group filter has thrown away more groups for one batch than it may."""
         everything = [one.made for one in (*self.thrown, *self.ready)]
-        self.settings.group_filter.check_thrown(everything, len(self.thrown), self.wanted)
+        self.settings.group_filter.check_thrown(everything, len(self.thrown), self.groups_per_batch)
 
     def _spent(self, whole: list[_Whole]) -> Spent:
         size = self.maker.group_size

@@ -184,13 +184,13 @@ def step_flops(run: RunConfig, size: ModelSize, prompt: int) -> StepFlops:
 def verdict(found: MemoryEstimate, memory: float) -> str:
     """One sentence: whether the estimate fits `memory` bytes, and what to change where it may not."""
     too_much = found.too_much(memory)
-    said = f"{found.needed(memory) / GIB:.1f} GiB estimated, {memory / GIB:.1f} GiB of memory"
+    text = f"{found.needed(memory) / GIB:.1f} GiB estimated, {memory / GIB:.1f} GiB of memory"
     if too_much is False:
-        return f"fits: {said}"
+        return f"fits: {text}"
     stages = found.stages
     stage = "open" if stages["open"] > memory else max(stages, key=lambda name: stages[name])
     head = "does not fit" if too_much else f"may not fit (the estimate is good to {MARGIN:.0%})"
-    return f"{head}: {said}; the peak is what it holds {_STAGES[stage]}: {REMEDIES[stage]}"
+    return f"{head}: {text}; the peak is what it holds {_STAGES[stage]}: {REMEDIES[stage]}"
 
 
 def free_memory(device: torch.device) -> float | None:
@@ -208,10 +208,10 @@ def check_memory(run: RunConfig, device: torch.device, folder: Path, longest_pro
     except ValueError as error:
         return [str(error)]
     found = estimate(run, size, longest_prompt, ranks)
-    said = verdict(found, memory)
+    text = verdict(found, memory)
     if found.too_much(memory):
-        raise ValueError(f"{device}: {said}")
-    return [f"{device}: {said}"] if found.too_much(memory) is None else []
+        raise ValueError(f"{device}: {text}")
+    return [f"{device}: {text}"] if found.too_much(memory) is None else []
 
 
 def estimate_text(

@@ -177,13 +177,13 @@ def with_mix(problems: Sequence[Problem], number: int, mix: Counter[int]) -> tup
     has too few problems, the first unused problems fill the gap.
     """
     exact = {level: number * count / mix.total() for level, count in sorted(mix.items())}
-    wanted = Counter({level: math.floor(share) for level, share in exact.items()})
-    by_remainder = sorted(exact, key=lambda level: wanted[level] - exact[level])
-    wanted.update(by_remainder[: number - wanted.total()])
+    counts = Counter({level: math.floor(share) for level, share in exact.items()})
+    by_remainder = sorted(exact, key=lambda level: counts[level] - exact[level])
+    counts.update(by_remainder[: number - counts.total()])
     chosen = set()
     for index, problem in enumerate(problems):
-        if wanted[problem.difficulty] > 0:
-            wanted[problem.difficulty] -= 1
+        if counts[problem.difficulty] > 0:
+            counts[problem.difficulty] -= 1
             chosen.add(index)
     left = (index for index in range(len(problems)) if index not in chosen)
     chosen.update(islice(left, number - len(chosen)))
@@ -269,24 +269,24 @@ def _graded(
     """One row per question and sample: the graded answer."""
     samples, texts = suite.samples, decode(tokenizer, rollouts)
     graded = grade(rollouts, texts, suite.verifier, keys)
-    asked = [problem for problem in suite.problems for _ in range(samples)]
+    problems = [problem for problem in suite.problems for _ in range(samples)]
     table = pd.DataFrame(
         {
             "suite": suite.name,
-            "problem_id": [problem.id for problem in asked],
-            "difficulty": [problem.difficulty for problem in asked],
+            "problem_id": [problem.id for problem in problems],
+            "difficulty": [problem.difficulty for problem in problems],
             "sample": list(range(samples)) * len(suite.problems),
             "outcome": graded.verdict.flatten().numpy(),
             "length": graded.lengths.flatten().numpy(),
             "truncated": graded.truncated.flatten().numpy(),
-            "wanted": [problem.target_length or 0 for problem in asked],
-            "question": [problem.question for problem in asked],
-            "answer": [problem.answer for problem in asked],
+            "wanted": [problem.target_length or 0 for problem in problems],
+            "question": [problem.question for problem in problems],
+            "answer": [problem.answer for problem in problems],
             "text": texts,
         }
     )
     if any(problem.source for problem in suite.problems):
-        table["source"] = [problem.source for problem in asked]
+        table["source"] = [problem.source for problem in problems]
     return table
 
 
@@ -295,9 +295,9 @@ def _judged(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, g
     return grade(rollouts, table["text"].tolist(), grader, keys).verdict.flatten().numpy()
 
 
-def _accuracy(outcomes: np.ndarray | pd.Series, questions: pd.Series) -> float:
+def _accuracy(correctness: np.ndarray | pd.Series, questions: pd.Series) -> float:
     """The mean over questions of the mean of their graded answers; NaN without any."""
-    return float(pd.Series(np.asarray(outcomes)).groupby(questions.to_numpy(), sort=False).mean().mean())
+    return float(pd.Series(np.asarray(correctness)).groupby(questions.to_numpy(), sort=False).mean().mean())
 
 
 def _agreement(rollouts: Rollouts, keys: Sequence[NoiseKey], table: pd.DataFrame, reward: Grader) -> float:

@@ -116,9 +116,9 @@ def notes_on_data(task: Task, evaluation: Evaluation) -> list[str]:
     tables = evaluation.table_problems
     if not tables:
         return task.notes()
-    asked = {name: [problem.question for problem in problems] for name, problems in tables.items()}
+    evaluated = {name: [problem.question for problem in problems] for name, problems in tables.items()}
     trained = [problem.question for problem in task.problems("train")]
-    return [*task.notes(), *evaluation.notes_on_tables(), *overlaps(trained, asked)]
+    return [*task.notes(), *evaluation.notes_on_tables(), *overlaps(trained, evaluated)]
 
 
 def check_data(before: Mapping[str, Any], data: Mapping[str, str] | None) -> None:
@@ -173,7 +173,7 @@ def describe_run(
     # User interfaces shorten long names, so the parts that differ go first.
     title = [recipe, f"seed={config.seed}", rest]
     if sweep is not None:
-        title = [f"s{config.seed}", config.cell.arm, config.cell.level]
+        title = [f"s{config.seed}", config.label.arm, config.label.level]
     return {
         "name": " ".join(filter(None, title)),
         "run_key": key,
@@ -193,6 +193,6 @@ def describe_run(
         "data": data,
         "trained_on": trained_on,
         "prompts": prompts,
-        "tags": {name: label for name, label in config.cell.items() if label}
+        "tags": {name: label for name, label in config.label.items() if label}
         | ({} if base is None else {"base": base}),
     }

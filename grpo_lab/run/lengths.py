@@ -29,9 +29,9 @@ def check_lengths(
         return
     longer = {name: budget for name, budget in limits.responses.items() if longest_prompt + budget > context}
     if longer:
-        said = ", ".join(f"{name}={budget}" for name, budget in longer.items())
+        limits_text = ", ".join(f"{name}={budget}" for name, budget in longer.items())
         raise ValueError(
-            f"{said} and a prompt of {longest_prompt} tokens exceed {whose} of {context} tokens: "
+            f"{limits_text} and a prompt of {longest_prompt} tokens exceed {whose} of {context} tokens: "
             + (
                 f"lower {', '.join(longer)} to at most {context - longest_prompt}"
                 if longest_prompt < context
@@ -65,8 +65,8 @@ def fitting(
     problems, given = tuple(problems), limits.prompt
     contexts = [size for size in (context_length(folder), limits.context) if size is not None]
     room = min(contexts, default=math.inf) - max(limits.responses.values())
-    asked = at_their_longest(limits, template, tokenizer, problems) if of == TRAINING else problems
-    lengths = [len(prompt) for prompt in encode_prompts(tokenizer, template, asked)]
+    candidates = at_their_longest(limits, template, tokenizer, problems) if of == TRAINING else problems
+    lengths = [len(prompt) for prompt in encode_prompts(tokenizer, template, candidates)]
     if 2 * sum(length > room for length in lengths) > len(lengths):
         room = math.inf
     limit = min(room, math.inf if given is None else given)
@@ -77,10 +77,10 @@ def fitting(
     by = f"task.max_prompt_tokens={given}" if limit == given else "the model's context beside a response"
     gone = len(problems) - len(kept)
     shown = f"{example[:60]!r} with {longest}"
-    said = f"{gone} of {len(problems)} {of} have prompts of more than {limit:g} tokens ({by}), such as {shown}"
+    left_out = f"{gone} of {len(problems)} {of} have prompts of more than {limit:g} tokens ({by}), such as {shown}"
     if not kept:
-        raise ValueError(f"{said}: raise task.max_prompt_tokens, or give shorter questions")
-    return Fitting(kept, (f"{said}; they are left out",))
+        raise ValueError(f"{left_out}: raise task.max_prompt_tokens, or give shorter questions")
+    return Fitting(kept, (f"{left_out}; they are left out",))
 
 
 def at_their_longest(

@@ -136,7 +136,7 @@ class Recorder:
                     self.log.write_table("eval", step, answers.assign(step=step))
             except KeyboardInterrupt as error:
                 # Several ranks do not leave an evaluation together, and a checkpoint needs all of them.
-                if step == 0 or ranks.number() > 1 or not interrupt.asked():
+                if step == 0 or ranks.number() > 1 or not interrupt.requested():
                     raise
                 self.unfinished = {"numbers": numbers, "seconds": clock.seconds, "speed": speed}
                 self.unfinished["sampled_by"] = sampled_by
@@ -147,8 +147,8 @@ class Recorder:
         for name, value in numbers.items():
             if is_active_fraction(name):
                 self.active[name] = max(self.active.get(name, 0.0), value)
-        idle = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
-        self.steps_without_update = self.steps_without_update + 1 if idle else 0
+        no_update = numbers.get("train/skipped_updates", 0) > 0 and numbers["train/updates"] == 0
+        self.steps_without_update = self.steps_without_update + 1 if no_update else 0
         if step:
             self._warn_without_signal(step, numbers)
         numbers |= account.metrics()
@@ -160,9 +160,11 @@ class Recorder:
             timing[GPU_PEAK] = torch.cuda.max_memory_reserved(state.device) / 2**30
         self.log.write_step(step, check(numbers), check(timing))
         self._keep_best(state, numbers)
-        told = ranks.gathered((time.monotonic() - self.saved_at, interrupt.asked()))  # so that all save together
-        late = settings.checkpoint_minutes is not None and told[0][0] >= 60 * settings.checkpoint_minutes
-        ends = share < 1 and any(asked for _, asked in told)
+        from_ranks = ranks.gathered(
+            (time.monotonic() - self.saved_at, interrupt.requested())
+        )  # so that all save together
+        late = settings.checkpoint_minutes is not None and from_ranks[0][0] >= 60 * settings.checkpoint_minutes
+        ends = share < 1 and any(interrupted for _, interrupted in from_ranks)
         saved = None
         if ends or (step and (step % settings.checkpoint_every == 0 or late or share >= 1)):
             saved = self.save(state, queue, checkpoints)
@@ -234,7 +236,7 @@ class Recorder:
 
         return logprobs
 
-    def tell(self, signal_name: str) -> None:
+    def announce(self, signal_name: str) -> None:
         """Say what the first signal leads to, and what a second one would."""
         who = "Ctrl-C" if signal_name == "SIGINT" else signal_name
         stages = current()
@@ -441,11 +443,11 @@ def _best_line(folder: Path, best: Mapping[str, Any]) -> str:
 def verdict(folder: Path, done: Mapping[str, Any]) -> str:
     """The summary of a finished run in words; `done` is its DONE."""
     lines = [f"finished after {done['steps']} steps; accuracy before -> after:"]
-    asked = {
+    accuracies = {
         suite: name for suite, name in (SUITES | FURTHER_SUITES).items() if f"eval/{suite}/accuracy" in done["last"]
     }
-    width = max(map(len, asked.values()))
-    for suite, name in asked.items():
+    width = max(map(len, accuracies.values()))
+    for suite, name in accuracies.items():
         before, after = (done[when][f"eval/{suite}/accuracy"] for when in ("first", "last"))
         lines.append(f"  {name:<{width}}  {before:.3f} -> {after:.3f}  ({after - before:+.3f})")
     if ungraded := done.get("ungraded"):

@@ -19,7 +19,7 @@ class Beginning:
 
     `checkpoint` is the folder to load, None for the base model. `tables` are the digests of the tables that stay.
     `segments` record which code computed the steps that stay. `code` is today's code if it differs from theirs or is
-    the run's first, else None. `said` are lines for the user.
+    the run's first, else None. `messages` are lines for the user.
     """
 
     checkpoint: Path | None
@@ -27,7 +27,7 @@ class Beginning:
     tables: Mapping[str, str]
     segments: Sequence[Mapping[str, Any]]
     code: Mapping[str, Any] | None
-    said: Sequence[str]
+    messages: Sequence[str]
 
     def all_segments(self, environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """For run.json: after which steps the code changed, and to what; the first entry is for step 0.
@@ -74,14 +74,14 @@ def find_beginning(
     if manifest is None:
         if passed:
             raise ValueError(f"no checkpoint of this run can be used: {'; '.join(passed)}; {AFRESH}")
-        said = [] if log.empty else [f"{folder} has no checkpoint: the run begins again, at step 0"]
-        return Beginning(None, 0, {}, [], provenance.code(sources), said)
-    said = [f"{problem}: an older checkpoint, {place.name}, is used" for problem in passed]
+        messages = [] if log.empty else [f"{folder} has no checkpoint: the run begins again, at step 0"]
+        return Beginning(None, 0, {}, [], provenance.code(sources), messages)
+    messages = [f"{problem}: an older checkpoint, {place.name}, is used" for problem in passed]
     for name, digest in manifest["log"]["tables"].items():
         problem = damage_of(folder / name, digest)
         if problem is not None and name.startswith("eval/") and (folder / name).exists():
             raise ValueError(f"{problem}; restore it from a copy, or delete it; DONE and the figures will report it")
-        said += [f"{problem}: DONE and the figures will report the loss"] if problem else []
+        messages += [f"{problem}: DONE and the figures will report the loss"] if problem else []
     # A step that was saved before its evaluation is computed in part by this code.
     step = min(manifest["step"], manifest["log"].get("step", manifest["step"]))
     # With a checkpoint of step 0, the evaluation before the first step stays.
@@ -94,9 +94,9 @@ def find_beginning(
                 f"({changes}): go back to {_called(kept[-1])} and the source.diff in that folder, or allow it with "
                 "resume_with_changed_code=true; run.json, DONE and the figures will record it"
             )
-        said.append(f"the code is not the one this run was made with up to step {step}: {changes}")
-        return Beginning(place, step, manifest["log"]["tables"], kept, code, said)
-    return Beginning(place, step, manifest["log"]["tables"], kept, None, said)
+        messages.append(f"the code is not the one this run was made with up to step {step}: {changes}")
+        return Beginning(place, step, manifest["log"]["tables"], kept, code, messages)
+    return Beginning(place, step, manifest["log"]["tables"], kept, None, messages)
 
 
 def _changes(segment: Mapping[str, Any], code: Mapping[str, Any]) -> str:

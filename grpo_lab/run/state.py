@@ -68,7 +68,7 @@ class RunState:
     `teacher` is another model, `privileged` the prompts of a policy that is its own teacher; None without either.
     `initial` is the policy before the first update, loaded if evaluation measures the KL from it. `updates` and
     `account` count the work so far. `entropy_coef` is the entropy trick's state and `kl_coef` the kl trick's.
-    `memories` are what the options of the axes remember, by axis. `probe_best` is the best verifier outcome of each
+    `memories` are what the options of the axes remember, by axis. `probe_best` is the best correctness of each
     probe question so far. `log_position` is the log's size in bytes at the checkpoint.
     """
 
@@ -179,8 +179,8 @@ class RunState:
         always = answers["problem_id"].isin([problem.id for problem in probe.problems])
         by_question = answers[always & (answers["suite"] == "probe")].groupby("problem_id")["outcome"]
         best, now = by_question.max(), by_question.mean()
-        for question, outcome in zip(best.index.tolist(), best.tolist()):
-            self.probe_best[question] = max(self.probe_best.get(question, 0.0), float(outcome))
+        for question, correctness in zip(best.index.tolist(), best.tolist()):
+            self.probe_best[question] = max(self.probe_best.get(question, 0.0), float(correctness))
         means = zip(now.index.tolist(), now.tolist())
         return float(sum(self.probe_best[question] - mean for question, mean in means) / len(now))
 
@@ -298,8 +298,8 @@ def read_inputs(run: RunConfig, training: TrainingProblems) -> Inputs:
     enough(training.problems)
     check_sft(run.sft, run.task, training.problems)
     suites = make_suites(run)
-    asked = [*training.problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)]
-    run.reward.check(asked)
+    graded = [*training.problems, *(one for suite in suites if suite.verifier is run.reward for one in suite.problems)]
+    run.reward.check(graded)
     run.verifier.check([one for suite in suites if suite.verifier is run.verifier for one in suite.problems])
     if isinstance(run.task, ExternalTask):
         warn_of_samples(run.reward, training.problems)

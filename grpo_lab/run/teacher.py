@@ -56,9 +56,9 @@ def find_teacher(plan: Teacher, tokenizer: PreTrainedTokenizerBase) -> Path | No
     if not isinstance(plan, OnPolicyDistillation):
         return None
     folder = find_model(plan.path, plan.revision, "teacher.path")
-    known, wanted = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab(), tokenizer.get_vocab()
-    other = sorted(token for token, number in wanted.items() if known.get(token) != number)
-    rule = f"a model with the policy's tokens, and {len(other)} of {len(wanted)} differ"
+    known, expected = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab(), tokenizer.get_vocab()
+    other = sorted(token for token, number in expected.items() if known.get(token) != number)
+    rule = f"a model with the policy's tokens, and {len(other)} of {len(expected)} differ"
     remedy = "distillation on sampled tokens needs one tokenizer, so choose a teacher of the policy's family"
     shown = f"{plan.path} (such as {other[0]!r})" if other else ""
     require(not other, "teacher.path", shown, rule, remedy)
@@ -100,21 +100,21 @@ class PrivilegedPrompts:
 
     def encode(self, problems: Sequence[Problem], hints: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of the prompts that show each problem's hint. Raises ValueError for text without tokens."""
-        asked = [replace(one, question=self.plan.question(one, hint)) for one, hint in zip(problems, hints)]
+        hinted = [replace(one, question=self.plan.question(one, hint)) for one, hint in zip(problems, hints)]
         try:
-            return encode_prompts(self.tokenizer, self.template, asked)
+            return encode_prompts(self.tokenizer, self.template, hinted)
         except ValueError as error:
             raise ValueError(
                 f"teacher.prompt={self.plan.prompt!r} cannot be written: {error}, and set teacher.prompt to a text "
                 "that the model's tokenizer can encode"
             ) from error
 
-    def behind(self, rollouts: Rollouts, outcome: Float[Tensor, "P G"]) -> tuple[list[int], Rollouts]:
+    def behind(self, rollouts: Rollouts, correctness: Float[Tensor, "P G"]) -> tuple[list[int], Rollouts]:
         """The rows that the teacher scores, and these responses behind its prompts, as groups of one.
 
         Rows without a hint, and rows too long for the context behind the longer prompt, are left out.
         """
-        size, right = rollouts.group_size, (outcome == 1).flatten().tolist()
+        size, right = rollouts.group_size, (correctness == 1).flatten().tolist()
         texts = decode(self.tokenizer, rollouts) if self.plan.group_relative else [""] * rollouts.num_rows
         problems = [problem for problem in rollouts.problems for _ in range(size)]
         hints: dict[int, str] = {}

@@ -99,7 +99,7 @@ def follow_parent() -> None:
 
 
 @contextlib.contextmanager
-def errors_said(raised: bool = False) -> Iterator[None]:
+def errors_reported(raised: bool = False) -> Iterator[None]:
     """In a run's process: end with a message and an exit status for what this block raises, a traceback for a bug.
 
     `raised`: what a user can mend is raised too. Of several ranks one says what the run ended by.
@@ -111,8 +111,8 @@ def errors_said(raised: bool = False) -> Iterator[None]:
         if cause is not error and not ranks.is_first():
             sys.exit(1)  # the first rank, and the one that failed, say why
         if isinstance(cause, KeyboardInterrupt):
-            said = str(error if isinstance(error, KeyboardInterrupt) else cause)
-            sys.exit(printable(f"{said or 'interrupted before anything started'}; {_go_on()}"))
+            text = str(error if isinstance(error, KeyboardInterrupt) else cause)
+            sys.exit(printable(f"{text or 'interrupted before anything started'}; {_go_on()}"))
         if cause is not error:
             # What all ranks refuse, the one that was quickest has said.
             sys.exit(1 if str(error) in str(cause) else printable(f"error: {cause}"))

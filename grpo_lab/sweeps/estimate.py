@@ -123,7 +123,7 @@ class _Sources:
         self._found: dict[tuple[Any, ...], tuple[list[RunCost], str]] = {}
         places = {(planned.plan.level, planned.plan.arm, planned.folder) for planned in runs}
         if (sweep_folder(runs_dir, name) / FILE).exists():  # runs of other seeds than are asked for now
-            recorded = read_sweep(sweep_folder(runs_dir, name)).cells
+            recorded = read_sweep(sweep_folder(runs_dir, name)).runs
             places |= {(entry.level, entry.arm, runs_dir / entry.folder) for entry in recorded}
         self._finished = [place for place in sorted(places) if has_ended(place[2])]
         self._pilots = [
@@ -174,11 +174,11 @@ class _Sources:
                     self._others.append((path.parent, json.loads((path.parent / "run.json").read_bytes())))
                 except (OSError, ValueError):
                     continue
-        wanted = {slot: planned.choices.get(slot) for slot in ("model", "engine")}
+        expected = {slot: planned.choices.get(slot) for slot in ("model", "engine")}
         device = device_kind(planned.run.device)
         for folder, described in self._others:
             choices, config = described.get("choices", {}), described.get("config", {})
-            same = all(choices.get(slot) == option for slot, option in wanted.items())
+            same = all(choices.get(slot) == option for slot, option in expected.items())
             if planned.run.budget.axis.value in _PER_BATCH:
                 same = same and all(config.get(name) == getattr(planned.run, name) for name in _BATCH)
             if same and device in (None, described.get("identity", {}).get("device")):

@@ -55,7 +55,7 @@ class _Forked(Started):
     def poll(self) -> int | None:
         code = self.process.exitcode
         if code == _SERVER_DIED:
-            self.said = "the process that forked it has died"
+            self.message = "the process that forked it has died"
         return code
 
     def interrupt(self) -> None:

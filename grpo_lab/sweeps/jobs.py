@@ -62,7 +62,7 @@ class TryLater(Exception):
 class Started(ABC):
     """A run that was started on a backend, until it has ended there."""
 
-    said: str = ""  # why the backend ended it, where the run's own output cannot tell
+    message: str = ""  # why the backend ended it, where the run's own output cannot tell
     note: str = ""  # what it waits for, before its run has begun
 
     @abstractmethod
@@ -167,8 +167,8 @@ def run_jobs(
     try:
         while waiting or running:
             before = backend.workers
-            if said := backend.widen():
-                display.say(said)
+            if change := backend.widen():
+                display.say(change)
             free += range(before, backend.workers)
             for index, job in list(waiting):
                 now = time.monotonic()
@@ -273,7 +273,7 @@ def _end_if_silent(entry: _Running, silent_seconds: float, grace_seconds: float)
         if entry.run.note or wrote != entry.wrote:  # one that waits for its turn has nothing to write
             entry.wrote, entry.heard = wrote, now
     if now > entry.heard + silent_seconds:
-        entry.run.said = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
+        entry.run.message = f"it hung: it wrote nothing for {silent_seconds / 60:g} minutes, and was ended"
         entry.run.interrupt()
         entry.interrupted_at = now
 
@@ -285,11 +285,11 @@ def _failure(entry: _Running, code: int) -> str | None:
         return None
     output = folder / OUTPUT
     text = output.read_bytes()[-_LAST_BYTES:].decode(errors="replace") if output.exists() else ""
-    said = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt
-    lines = [line for line in said.splitlines()[1:] if line]
+    last_attempt = f"\n{text}".rpartition("\n$ ")[2]  # output of this attempt
+    lines = [line for line in last_attempt.splitlines()[1:] if line]
     errors = [line for line in lines if line.startswith("error:")] or lines[-1:] or ["it said nothing"]
     reason = f"killed by {signal.Signals(-code).name}" if code < 0 else errors[-1].removeprefix("error: ")
-    return f"{entry.run.said or reason} (see {output})"
+    return f"{entry.run.message or reason} (see {output})"
 
 
 def _stop(running: Sequence[_Running], backend: Backend, grace_seconds: float, display: ProgressDisplay) -> None:
@@ -334,7 +334,7 @@ def _what_is_left(entry: _Running) -> str:
     """The last words of a run that was ended in this attempt, or its state by its folder."""
     if has_ended(entry.job.folder):
         return "finished"
-    if said := interruption_message(entry.job.folder, entry.started):
-        return said
+    if message := interruption_message(entry.job.folder, entry.started):
+        return message
     saved = saved_step(entry.job.folder)
     return "killed; " + ("it restarts from step 0" if saved is None else f"it resumes from step {saved}")

@@ -67,8 +67,8 @@ class RunLauncher(ABC):
         # Settings of the sweep stay here; others, such as a search path or a log level, go to the runs.
         own = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
         passed_on = [word for word in hydra if not word.lstrip("+~").startswith(own)]
-        told = [[*words, *passed_on] for words in job_overrides]
-        jobs = [_job(planned, words, self.processes) for planned, words in zip(runs, told, strict=True)]
+        overrides = [[*words, *passed_on] for words in job_overrides]
+        jobs = [_job(planned, words, self.processes) for planned, words in zip(runs, overrides, strict=True)]
         began = time.monotonic()
         with (
             contextlib.closing(self.backend(name, jobs, runs)) as backend,
@@ -132,8 +132,8 @@ def _planned_runs(job_overrides: Sequence[Sequence[str]], compose: Any) -> list[
 def _job(planned: PlannedRun, words: Sequence[str], processes: int) -> Job:
     run, budget = planned.run, planned.run.budget
     forks = run.engine.forks and processes == 1
-    told = (planned.plan.title, tuple(words), planned.folder, budget.axis.value, budget.amount)
-    return Job(*told, run.threads, forks, processes)
+    described = (planned.plan.title, tuple(words), planned.folder, budget.axis.value, budget.amount)
+    return Job(*described, run.threads, forks, processes)
 
 
 def _objective(planned: PlannedRun) -> float:

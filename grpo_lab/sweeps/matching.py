@@ -191,9 +191,9 @@ def _norms(matching: Matching, plans: Sequence[Plan], launch: Launch, what: str)
     norms = {}
     for planned in runs:
         if not has_settled(planned.folder):
-            said = "was stopped" if was_stopped(planned.folder) else "failed"
+            how = "was stopped" if was_stopped(planned.folder) else "failed"
             raise ValueError(
-                f"no run was started, because the pilot {planned.plan.title} {said} (see {planned.folder}); the same "
+                f"no run was started, because the pilot {planned.plan.title} {how} (see {planned.folder}); the same "
                 "command tries again"
             )
         logged = [step.metrics[NORM] for step in read_steps(planned.folder) if NORM in step.metrics]

@@ -208,7 +208,7 @@ def compose_runs(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Pl
             with open_dict(config):
                 config.seed = plan.seed
                 for name, label in labels(plan, sweep).items():
-                    config.cell[name] = label
+                    config.label[name] = label
             if base is not None:
                 config.model.base = int(base.partition("=")[2])
             known_run = runs.get(shared)
@@ -228,8 +228,8 @@ def compose_runs(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Pl
                 )
         except (ValueError, HydraException, OmegaConfBaseException) as error:
             refused = isinstance(error, (HydraException, OmegaConfBaseException))
-            said = in_one_line(error, RunConfig.__dataclass_fields__) if refused else str(error)
-            refusals.setdefault(said, plan.title)  # the same message for several seeds is reported once
+            text = in_one_line(error, RunConfig.__dataclass_fields__) if refused else str(error)
+            refusals.setdefault(text, plan.title)  # the same message for several seeds is reported once
     if refusals:
         listed = "\n".join(f"  {title}: {message}" for message, title in refusals.items())
         raise ValueError(f"no run was started, because these cannot run:\n{listed}")
@@ -238,13 +238,13 @@ def compose_runs(plans: Sequence[Plan], sweep: str, compose: Compose) -> list[Pl
 
 def _refers_to_labels(config: DictConfig) -> bool:
     """True if another value of the configuration may follow from the seed, the base or the labels."""
-    return re.search(r"\$\{[^}]*(seed|base|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
+    return re.search(r"\$\{[^}]*(seed|base|label|cell)", str(OmegaConf.to_container(config, resolve=False))) is not None
 
 
 def _labelled(model: Model, config: DictConfig) -> dict[str, Any]:
     """The fields of a run that differ between plans composed once: seed, labels, and the model with its base."""
     model = replace(model, base=config.model.base) if hasattr(model, "base") else model
-    return {"seed": config.seed, "cell": OmegaConf.to_object(config.cell), "model": model}
+    return {"seed": config.seed, "label": OmegaConf.to_object(config.label), "model": model}
 
 
 def share_runs(runs: Sequence[PlannedRun], axis: str = "") -> list[PlannedRun]:
@@ -273,8 +273,8 @@ def share_runs(runs: Sequence[PlannedRun], axis: str = "") -> list[PlannedRun]:
 def _what_it_is(planned: PlannedRun, axis: str) -> str:
     run = planned.run
     costs = _COSTS & {axis, run.budget.axis.value}
-    idle = set() if costs else _no_op_axes(planned)
-    fields = {name: "idle" if name in idle else getattr(run, name) for name in _IDENTITY}
+    no_ops = set() if costs else _no_op_axes(planned)
+    fields = {name: "idle" if name in no_ops else getattr(run, name) for name in _IDENTITY}
     return repr((run.seed, fields))
 
 
@@ -324,8 +324,8 @@ def _no_op_axes(planned: PlannedRun) -> set[str]:
 
 def overrides_for(planned: PlannedRun, sweep: str) -> list[str]:
     """The command line that starts this run on its own, labels included."""
-    said = {name: QuotedString(value, Quote.single) for name, value in labels(planned.plan, sweep).items()}
-    quoted = [f"cell.{name}={value.with_quotes()}" for name, value in said.items()]
+    quoted_labels = {name: QuotedString(value, Quote.single) for name, value in labels(planned.plan, sweep).items()}
+    quoted = [f"label.{name}={value.with_quotes()}" for name, value in quoted_labels.items()]
     return [*(_without_password(word, planned) for word in planned.plan.overrides), *quoted]
 
 

@@ -49,10 +49,10 @@ class RaySettings:
     def options(self, job: Job) -> dict[str, Any]:
         """The options of the job's task as Ray names them."""
         needs = self.needs(job)
-        asked = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU")}
+        requested = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop("GPU")}
         if "memory" in needs:
-            asked["memory"] = needs.pop("memory")
-        return {**asked, "resources": needs, "max_retries": self.retries, "name": job.title}
+            requested["memory"] = needs.pop("memory")
+        return {**requested, "resources": needs, "max_retries": self.retries, "name": job.title}
 
 
 def execute_run(
@@ -63,13 +63,13 @@ def execute_run(
     Ray cancels a task as Ctrl-C would. An exception could strike between any two lines here and leave the run alone,
     so the run is told by a handler instead.
     """
-    told: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
         process = open_run_process(words, folder, threads, environment, processes, cwd=place)
         while process.poll() is None:
-            if told:
-                told.clear()
+            if signals:
+                signals.clear()
                 process.send_signal(signal.SIGINT)
             time.sleep(_LOOK_SECONDS)
         return process.returncode
@@ -94,7 +94,7 @@ class _RayTask(Started):
             except TaskCancelledError:  # said at once, while the run still saves what it has
                 self.code = None if is_held(self.folder) else -signal.SIGINT
             except (RayError, OSError) as error:
-                self.said, self.code = f"Ray could not start the run: {_message(error)}", 1
+                self.message, self.code = f"Ray could not start the run: {_message(error)}", 1
         self.note = "" if self.code is not None or self._begun() else self.waits
         return self.code
 
@@ -146,9 +146,9 @@ class RayBackend(Backend):
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where, said = address or "this machine", " ".join(str(error).split())
-            if "mismatch" in said:  # one answers, of another version of Ray or Python
-                raise ValueError(f"the Ray cluster at {where} cannot be used from here: {said}") from error
+            where, message = address or "this machine", " ".join(str(error).split())
+            if "mismatch" in message:  # one answers, of another version of Ray or Python
+                raise ValueError(f"the Ray cluster at {where} cannot be used from here: {message}") from error
             raise ValueError(
                 f"no Ray cluster answers at {where}: {_message(error)}. Start one with ray start --head, or set "
                 "hydra.launcher.address"
@@ -169,8 +169,8 @@ class RayBackend(Backend):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
             return "waits for room on Ray"
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount)
-        return f"waits for a node with {asked}: Ray has none now"
+        requested = ", ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount)
+        return f"waits for a node with {requested}: Ray has none now"
 
     def start(self, job: Job, slot: int) -> Started:
         task = self.run.options(**self.settings.options(job)).remote(

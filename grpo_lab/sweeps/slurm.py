@@ -84,13 +84,13 @@ class SlurmSettings:
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """The job's options as submitit names them."""
-        asked = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
+        requested = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
         # A job whose node fails, or that is preempted, goes back into the queue.
         further = {"requeue": True, **self.further}
         if further["requeue"] is False:
             further["no-requeue"] = True
         return {
-            **{name: text for name, text in asked.items() if text},
+            **{name: text for name, text in requested.items() if text},
             **({"setup": list(self.setup)} if self.setup else {}),
             **({"gpus_per_node": self.gpus} if self.gpus else {}),
             **({} if self.memory_gb is None else {"mem": f"{math.ceil(self.memory_gb * 1024)}MB"}),
@@ -132,20 +132,20 @@ class RunJob:
         that ended by itself after SIGTERM would count as complete, and Slurm would not put it back into the queue when
         it is preempted.
         """
-        told: list[int] = []
+        signals: list[int] = []
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            told.append(number)
+            signals.append(number)
             self._interrupt()
 
         self.began, self.before = time.monotonic(), saved_step(self.folder)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, pass_on)
         self.process = open_run_process(self.words, self.folder, self.threads, {}, self.processes)
-        if told:
+        if signals:
             self._interrupt()  # it came before there was a process to tell
         code = self.process.wait()
-        while signal.SIGTERM in told:
+        while signal.SIGTERM in signals:
             signal.pause()
         return code
 
@@ -209,8 +209,8 @@ class _Queue:
         self.tried = time.monotonic()
         command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"]
         with contextlib.suppress(subprocess.SubprocessError, OSError):  # its controller is away: what was known stays
-            said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-            lines = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
+            output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+            lines = [line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
             self.states = {job: (state, reason) for job, state, reason in lines}
             self.answered = self.tried
 
@@ -247,19 +247,19 @@ class SlurmBackend(Backend):
         from submitit import SlurmExecutor
 
         parameters = self.settings.parameters(job)
-        until_told = 60 * self.settings.minutes - self.settings.warning_seconds
+        seconds_to_warning = 60 * self.settings.minutes - self.settings.warning_seconds
         patience = self.settings.warning_seconds * _OF_THE_WARNING
-        run = RunJob(job.words, job.folder, job.threads, job.processes, until_told, patience=patience)
+        run = RunJob(job.words, job.folder, job.threads, job.processes, seconds_to_warning, patience=patience)
         try:
             with _outside_of_jobs(), contextlib.redirect_stderr(io.StringIO()):  # submitit prints what is raised too
                 executor = SlurmExecutor(folder=job.folder / "slurm", max_num_timeout=_REQUEUES)
                 executor.update_parameters(**parameters)
                 submitted = executor.submit(run)
         except Exception as error:  # submitit's, Slurm's and the system's share no class
-            said = _message(error)
-            if _LATER.search(said):
-                raise TryLater(f"Slurm takes no job for now: {said}") from error
-            raise OSError(f"Slurm did not take the job of {job.title}: {said}") from error
+            text = _message(error)
+            if _LATER.search(text):
+                raise TryLater(f"Slurm takes no job for now: {text}") from error
+            raise OSError(f"Slurm did not take the job of {job.title}: {text}") from error
         write_json(job.folder / RECORD, {"job": submitted.job_id})
         return _SlurmJob(submitted.job_id, job.folder, self.queue, time.monotonic())
 
@@ -306,10 +306,10 @@ class _SlurmJob(Started):
         if code is None and time.monotonic() - self.ended < _LATE_SECONDS:
             return None
         if code is not None and code < 0 and state == "OUT_OF_MEMORY":
-            self.said = f"Slurm ended job {self.job}: {state}: raise hydra.launcher.memory_gb"
+            self.message = f"Slurm ended job {self.job}: {state}: raise hydra.launcher.memory_gb"
         if code is None:
             why = "" if reason in ("", "None") else f" ({reason})"
-            self.said = f"Slurm ended job {self.job}: {state or 'the job is no longer listed'}{why}"
+            self.message = f"Slurm ended job {self.job}: {state or 'the job is no longer listed'}{why}"
         return 1 if code is None else code
 
     def _result(self) -> int | None:
@@ -322,7 +322,7 @@ class _SlurmJob(Started):
         try:
             return int(job.result())
         except Exception as error:
-            self.said = f"job {self.job} could not start the run: {_message(error)}"
+            self.message = f"job {self.job} could not start the run: {_message(error)}"
             return 1
 
     def interrupt(self) -> None:
@@ -355,8 +355,8 @@ def _message(error: Exception) -> str:
     """The output of sbatch, its lines joined; of an error on a node the last line of its traceback."""
     text = str(error).partition(_RULE)[2].partition(_RULE)[0] or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line.partition("error: ")[2] for line in lines if line.startswith("sbatch: error: ")]
-    return ": ".join(said) or (lines[-1] if lines else type(error).__name__)
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith("sbatch: error: ")]
+    return ": ".join(errors) or (lines[-1] if lines else type(error).__name__)
 
 
 class SlurmRunLauncher(RunLauncher):

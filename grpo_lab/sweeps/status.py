@@ -91,11 +91,11 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
     sweeps, single = sweep_names(runs_dir), single_runs(runs_dir)
     if not sweeps and not single:
         raise ValueError(f"no run is recorded in {runs_dir}: start one, or name its folder with --runs")
-    asked = [run for run in single if name is not None and run.is_called(name)]
-    if name is not None and not asked and name not in sweeps:
+    named = [run for run in single if name is not None and run.is_called(name)]
+    if name is not None and not named and name not in sweeps:
         known = ", ".join([*sweeps, *(run.title for run in single)][:_NAMED])
         raise ValueError(f"there is no sweep or run {name!r} in {runs_dir}; there are: {known}")
-    lines = [run.line for run in asked]
+    lines = [run.line for run in named]
     for sweep in (one for one in sweeps if name in (None, one)):
         for title, runs, planned in stages_of_sweep(runs_dir, sweep):
             lines += [summary(title, runs, planned), *(f"  {run.line}" for run in runs if name is not None)]
@@ -107,7 +107,7 @@ def status_lines(runs_dir: Path, name: str | None = None) -> list[str]:
 def single_runs(runs_dir: Path) -> list[RunStatus]:
     """The runs in a folder of runs that belong to no sweep there, as `<name> <seed>`, the latest last."""
     records = [read_sweep(sweep_folder(runs_dir, name)) for name in sweep_names(runs_dir)]
-    of_sweeps = {runs_dir / entry.folder for record in records for entry in record.cells}
+    of_sweeps = {runs_dir / entry.folder for record in records for entry in record.runs}
     locks = sorted(runs_dir.glob("*/seed=*/.lock"), key=lambda path: path.stat().st_mtime)
     folders = [path.parent for path in locks if path.parent not in of_sweeps]
     return [status_of_run(folder, f"{folder.parent.name} {folder.name}") for folder in folders]
@@ -116,26 +116,26 @@ def single_runs(runs_dir: Path) -> list[RunStatus]:
 def runs_of_sweep(runs_dir: Path, name: str) -> list[RunStatus]:
     """Every run of a sweep in the order of its record. Raises ValueError if there is no such sweep."""
     record = read_sweep(sweep_folder(runs_dir, name))
-    return [status_of_run(runs_dir / entry.folder, title_of(entry)) for entry in record.cells]
+    return [status_of_run(runs_dir / entry.folder, title_of(entry)) for entry in record.runs]
 
 
-def find_run(wanted: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
+def find_run(named: str, runs_dir: Path, sweep: str | None, running: bool = False) -> Path:
     """The folder of a run: `wanted` itself, a run of this title in a sweep (default: the latest), or a single run.
 
     `running`: of several with one title the one that runs is meant. Raises ValueError that lists what there is.
     """
-    if (Path(wanted) / ".lock").is_file():
-        return Path(wanted)
+    if (Path(named) / ".lock").is_file():
+        return Path(named)
     known = sweep_names(runs_dir)
     name = sweep or (known[-1] if known else None)
     runs = runs_of_sweep(runs_dir, name) if name else []
     single = [] if sweep else single_runs(runs_dir)
-    found = [run for run in runs if run.title == wanted] or [run for run in single if run.is_called(wanted)]
+    found = [run for run in runs if run.title == named] or [run for run in single if run.is_called(named)]
     if running and len(found) > 1:  # of one name and several seeds
         found = [run for run in found if run.state == "running"]
     if len(found) != 1:
         known = [run.title for run in (*runs, *single) if not running or run.state == "running"]
-        which = "several runs are called so" if found else f"there is no run {wanted!r}"
+        which = "several runs are called so" if found else f"there is no run {named!r}"
         where = f"in the sweep {name} or by itself" if name and not sweep else f"in {name or runs_dir}"
         raise ValueError(
             f"{which} {where}; {'running are' if running else 'there are'}: {', '.join(known[:_NAMED]) or 'none'}"
@@ -178,19 +178,19 @@ def status_of_run(folder: Path, title: str) -> RunStatus:
 
 
 def _state(folder: Path) -> tuple[str, str]:
-    said = ""
+    note_text = ""
     if (note := folder / "error.txt").exists() and not (folder / "DONE").exists():
-        said = note.read_text(errors="replace").partition("\n")[0]
+        note_text = note.read_text(errors="replace").partition("\n")[0]
     if has_ended(folder):
-        return "done", said if was_exhausted(folder) else ""
+        return "done", note_text if was_exhausted(folder) else ""
     if is_held(folder):
         return "running", ""
     saved = saved_step(folder)
     goes_on = "" if saved is None else f"resumes from step {saved}"
     if was_stopped(folder):
         return "stopped", goes_on
-    if said and not was_interrupted(folder):
-        return "failed", said
+    if note_text and not was_interrupted(folder):
+        return "failed", note_text
     # A killed run leaves no word behind.
     return ("waiting", "") if run_status(folder) == "new" else ("interrupted", goes_on)
 

@@ -20,12 +20,12 @@ def stop_run(folder: Path, wait_seconds: float) -> bool:
     """
     if not folder.is_dir():
         raise ValueError(_nothing(folder))
-    asked_before = (folder / STOP).exists()
+    requested_before = (folder / STOP).exists()
     atomic_write(folder / STOP, "")
     try:
         _interrupt(folder)
     except BaseException:
-        if not asked_before:
+        if not requested_before:
             (folder / STOP).unlink(missing_ok=True)
         raise
     deadline = time.monotonic() + wait_seconds

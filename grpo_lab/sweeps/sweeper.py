@@ -340,12 +340,12 @@ def _report(name: str, runs: Sequence[PlannedRun], returns: Sequence[JobReturn])
     stopped = [(planned, result) for planned, result in failed if was_stopped(planned.folder)]
     failed = [(planned, result) for planned, result in failed if not was_stopped(planned.folder)]
     lines = []
-    for some, said in (
+    for some, text in (
         (failed, f"error: {len(failed)} of {len(runs)} runs of {name} failed; the same command retries them:"),
         (stopped, f"{len(stopped)} of {len(runs)} runs of {name} were stopped; the same command resumes them:"),
     ):
         lines += (
-            [said, *(f"  {planned.plan.title}: {result._return_value}" for planned, result in some)] if some else []
+            [text, *(f"  {planned.plan.title}: {result._return_value}" for planned, result in some)] if some else []
         )
     raise SweepFailed(printable("\n".join(lines)))
 
@@ -365,9 +365,9 @@ def _show_results(console: Terminal, runs_dir: Path, name: str) -> None:
         say("", *arms_table(data, finals), "", sep="\n", flush=True)
         if judged := headline(data, finals):
             say(f"verdict: {judged}", flush=True)
-    said = [
+    lines = [
         f"manipulation check failed: {' '.join(filter(None, (arm, level)))}: {why}"
         for (level, arm), why in failed_checks(data).items()
     ]
-    for line in (*said, *indistinguishable(data)):
+    for line in (*lines, *indistinguishable(data)):
         console.say(line)

@@ -52,14 +52,14 @@ Launch = Callable[[str, Sequence[PlannedRun], int], Sequence[JobReturn]]
 class Search:
     """The tuning of a sweep, planned: for every level and arm of the whole design its runs, one a tuning seed.
 
-    `asked_for` are the levels and arms that this command tunes, and `runs_dir` is the sweep's.
+    `targets` are the levels and arms that this command tunes, and `runs_dir` is the sweep's.
     """
 
     name: str
     tuning: Tuning
     axis: str
     plans: Mapping[ArmLevel, Sequence[Plan]]
-    asked_for: Sequence[ArmLevel]
+    targets: Sequence[ArmLevel]
     compose: Compose
     runs_dir: Path
     studies: Studies
@@ -78,7 +78,7 @@ class Search:
     def open(self) -> list[ArmLevel]:
         """The levels and arms that this command asks for and whose numbers are not chosen yet."""
         chosen = {(one.level, one.arm) for one in self.chosen()}
-        return [place for place in self.asked_for if place not in chosen]
+        return [place for place in self.targets if place not in chosen]
 
     def chosen(self) -> list[ChosenNumbers]:
         """The choice for every level and arm whose trials all have a value."""
@@ -87,8 +87,8 @@ class Search:
             trials = [Trial(one.numbers, one.value) for one in self.trials((level, arm)) if one.value is not None]
             if len(trials) == self.tuning.trials:
                 best = max(range(len(trials)), key=lambda number: (trials[number].value, -number))
-                told = (list(self.tuning.seeds), self.tuning.of(arm), trials, best)
-                found.append(ChosenNumbers(level, arm, self.tuning.metric, *told))
+                trial_facts = (list(self.tuning.seeds), self.tuning.of(arm), trials, best)
+                found.append(ChosenNumbers(level, arm, self.tuning.metric, *trial_facts))
         return found
 
     def settled(self) -> Callable[[Plan], Plan]:
@@ -128,9 +128,9 @@ def plan_tuning(design: Design, arguments: Sequence[str], name: str, compose: Co
     plans: dict[ArmLevel, list[Plan]] = {}
     for plan in plan_runs(replace(design, part=None), [*words, f"seed={seeds}"]):
         plans.setdefault((plan.level, plan.arm), []).append(plan)
-    asked_for = list(dict.fromkeys((plan.level, plan.arm) for plan in judged))
+    targets = list(dict.fromkeys((plan.level, plan.arm) for plan in judged))
     studies = Studies(sweep_folder(runs_dir, name) / JOURNAL)
-    search = Search(name, tuning, design.axis, plans, asked_for, compose, runs_dir, studies)
+    search = Search(name, tuning, design.axis, plans, targets, compose, runs_dir, studies)
     _check_ends(design, search)
     return search
 
@@ -140,7 +140,7 @@ def _check_ends(design: Design, search: Search) -> None:
     idle: list[IncompatibleRun] = []
     for end in (0.0, 1.0):
         plans = []
-        for place in search.asked_for:
+        for place in search.targets:
             numbers = {key: own.number(end) for key, own in search.tuning.of(place[1]).items()}
             plans.append(with_overrides(search.plans[place][0], _words(numbers)))
         runs = compose_runs(plans, search.name, search.compose)
@@ -169,13 +169,13 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
     while places := search.open():
         batch: list[tuple[ArmLevel, int, list[Plan]]] = []
         for place in places:
-            told = sum(trial.value is not None for trial in search.trials(place))
-            number = min(tuning.trials, (told // tuning.batch + 1) * tuning.batch)
-            asked = search.studies.ask(
+            finished = sum(trial.value is not None for trial in search.trials(place))
+            number = min(tuning.trials, (finished // tuning.batch + 1) * tuning.batch)
+            suggested = search.studies.ask(
                 search.study(place), tuning.of(place[1]), number, startup=tuning.batch, seed=tuning.seeds[0]
             )
             batch += [
-                (place, at, search.runs(place, at, trial)) for at, trial in enumerate(asked) if trial.value is None
+                (place, at, search.runs(place, at, trial)) for at, trial in enumerate(suggested) if trial.value is None
             ]
         plans = [plan for _, _, runs in batch for plan in runs]
         planned_runs = share_runs(compose_runs(plans, search.name, search.compose), search.axis)
@@ -184,16 +184,16 @@ def run_tuning(console: Terminal, search: Search, launch: Launch) -> None:
         first, last = min(at for _, at, _ in batch) + 1, max(at for _, at, _ in batch) + 1
         title = f"{search.name}, tuning, trials {first} to {last} of {tuning.trials}"
         returns = launch(title, todo, sum(not planned.same_as for planned in planned_runs) - len(todo))
-        said = {planned.folder: result._return_value for planned, result in zip(todo, returns)}
+        objectives = {planned.folder: result._return_value for planned, result in zip(todo, returns)}
         if lacking := [planned for planned in todo if not has_settled(planned.folder)]:
-            lines = "\n".join(f"  {planned.plan.title}: {said.get(planned.folder)}" for planned in lacking)
+            lines = "\n".join(f"  {planned.plan.title}: {objectives.get(planned.folder)}" for planned in lacking)
             what = "were stopped" if all(was_stopped(planned.folder) for planned in lacking) else "failed"
             raise ValueError(f"no run was started, because trials {what}; the same command tries again:\n{lines}")
         folders = {planned.plan.title: planned.folder for planned in planned_runs}
         for place, own in itertools.groupby(batch, key=lambda entry: entry[0]):
             values = {at: _value(search, [folders[plan.title] for plan in runs]) for _, at, runs in own}
             search.studies.tell(search.study(place), values)
-    chosen = [one for one in search.chosen() if (one.level, one.arm) in search.asked_for]
+    chosen = [one for one in search.chosen() if (one.level, one.arm) in search.targets]
     from grpo_lab.analysis.effects.tuned import numbers_text
 
     console.say(numbers_text(chosen))
@@ -233,7 +233,7 @@ def _record(search: Search, runs: Sequence[PlannedRun], starts: bool) -> None:
 
 def show_tuning(console: Terminal, search: Search) -> None:
     """Print how many trials and runs a tuning has, how many have ended, and what it chose."""
-    tuning, places = search.tuning, search.asked_for
+    tuning, places = search.tuning, search.targets
     planned = len(places) * tuning.trials * len(tuning.seeds)
     folder = search.runs_dir / TUNING
     ended = 0

@@ -121,9 +121,9 @@ def is_text(text: str) -> bool:
 def choice(text: str, any_case: bool = False) -> tuple[str, str] | None:
     """The letter of a choice and what stands behind it."""
     found = _CHOICE.fullmatch(text[:3].upper() + text[3:] if any_case else text)
-    if found is None or re.match(r"(?:or|and)\b|[,/&]", said := found["b"] or found["d"] or ""):
+    if found is None or re.match(r"(?:or|and)\b|[,/&]", option := found["b"] or found["d"] or ""):
         return None
-    return found["a"] or found["c"], said
+    return found["a"] or found["c"], option
 
 
 @lru_cache(maxsize=256)

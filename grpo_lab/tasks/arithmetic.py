@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from random import Random
 from typing import ClassVar
 
@@ -213,6 +214,19 @@ def build_tokenizer(max_length: int, more_symbols: str = "") -> transformers.Pre
     )
 
 
+@lru_cache(maxsize=16)  # a run asks for the same splits several times
+def _drawn(kinds: Kinds, stream: str, bucket: str, size: int) -> tuple[Chain, ...]:
+    """`size` different questions by the random stream of this name; fewer where the ranges hold no more."""
+    rng = Random(stream)
+    drawn: dict[str, Chain] = {}  # keeps the order of insertion
+    fruitless = 0
+    while len(drawn) < size and fruitless < _MAX_FRUITLESS_DRAWS:
+        chain = draw_chain(rng, bucket, kinds)
+        fruitless = fruitless + 1 if chain.question in drawn else 0
+        drawn.setdefault(chain.question, chain)
+    return tuple(drawn.values())
+
+
 @dataclass(frozen=True)
 class ArithmeticWorld(Task):
     """Chains of numbers drawn from a seed; no file is read.
@@ -315,26 +329,20 @@ class ArithmeticWorld(Task):
         families = self.other_families if split == "other_family" else self.families
         return Kinds(**numbers, families=tuple(families), withheld=frozenset(self.withheld_numbers))
 
-    def _draw(self, split: str) -> list[Chain]:
-        """The questions of a split, drawn anew. Raises ValueError for an unknown split."""
+    def _draw(self, split: str) -> tuple[Chain, ...]:
+        """The questions of a split. Raises ValueError for an unknown split."""
         self.require_split(split)
         size_name = f"{split}_size" if split in SPLITS else "other_size"
         size = getattr(self, size_name)
         split = "train" if split == "probe" else split
         # Other families and numbers take the buckets of held-out questions: no base model has seen those either.
         bucket = "heldout" if split.startswith("other_") else split
-        rng = Random(f"{self.seed}/{split}")
-        drawn: dict[str, Chain] = {}  # keeps the order of insertion
-        fruitless = 0
-        while len(drawn) < size:
-            chain = draw_chain(rng, bucket, self._kinds(split))
-            fruitless = fruitless + 1 if chain.question in drawn else 0
-            drawn.setdefault(chain.question, chain)
-            require(
-                fruitless < _MAX_FRUITLESS_DRAWS,
-                size_name,
-                size,
-                f"at most about {len(drawn)}",
-                "these ranges hold no more questions, so widen them or ask for fewer",
-            )
-        return list(drawn.values())
+        chains = _drawn(self._kinds(split), f"{self.seed}/{split}", bucket, size)
+        require(
+            len(chains) == size,
+            size_name,
+            size,
+            f"at most about {len(chains)}",
+            "these ranges hold no more questions, so widen them or ask for fewer",
+        )
+        return chains

@@ -19,6 +19,7 @@ import transformers
 
 from grpo_lab.checks import require
 from grpo_lab.policy.loading import Loading
+from grpo_lab.renamed import renamed_facts, renamed_fields
 from grpo_lab.tracking.activity import doing
 from grpo_lab.types import NoiseKey, Problem
 
@@ -119,7 +120,7 @@ class AnswerForm(Enum):
     free = "free"
 
     @classmethod
-    def asked_for(cls, *texts: str) -> AnswerForm:
+    def requested_by(cls, *texts: str) -> AnswerForm:
         """The form whose mark occurs last in the first of these texts of a template that has any."""
         for text in texts:
             last = {text.rfind(mark): form for mark, form in cls._marks().items()}
@@ -188,28 +189,29 @@ class Template(ABC):
     @property
     def answer_form(self) -> AnswerForm:
         """The form in which it asks for answers: the one that `interruption` begins, unless its texts say more."""
-        return AnswerForm.asked_for(self.interruption)
+        return AnswerForm.requested_by(self.interruption)
 
     @abstractmethod
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
         """Render the prompt as text. The tokenizer's BOS is added later, unless the text already begins with it."""
 
 
+@renamed_fields(outcomes="correctness")
 @dataclass(frozen=True)
 class Grades:
     """A grader's results for N responses.
 
-    `outcomes` are 0 or 1, and NaN for a response that the grader failed on. `components` are named parts, whose sum is
-    a response's reward.
+    `correctness` is 0 or 1, and NaN for a response that the grader failed on. `components` are named parts, whose sum
+    is a response's reward.
     """
 
-    outcomes: list[float]
+    correctness: list[float]
     components: dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Grader(ABC):
-    """Judges responses: an outcome of 0 or 1, whose mean is accuracy, and a reward in named parts.
+    """Judges responses: correctness, 0 or 1, whose mean is accuracy, and a reward in named parts.
 
     `correct` and `wrong` are what a right and a wrong response earn, so rewards of -1 and 1 are only a choice of
     numbers and change no accuracy. A recipe or a length penalty reads and sets them whatever the grader is.
@@ -218,8 +220,8 @@ class Grader(ABC):
     correct: float
     wrong: float
 
-    may_fail: ClassVar[bool] = False  # whether an outcome may be NaN
-    compares: ClassVar[bool] = True  # whether its outcome depends on the right answer, and asking it costs nothing
+    may_fail: ClassVar[bool] = False  # whether correctness may be NaN
+    compares: ClassVar[bool] = True  # whether correctness depends on the right answer, and asking it costs nothing
 
     @property
     def has_parts(self) -> bool:
@@ -255,36 +257,36 @@ class Grader(ABC):
     ) -> Grades:
         """The grades of N responses; training, evaluation and other graders take them from here.
 
-        Raises ValueError with a remedy for an outcome other than 0, 1 or NaN, and for a reward that is not finite.
+        Raises ValueError with a remedy for correctness other than 0, 1 or NaN, and for a reward that is not finite.
         """
         grades, name = self.grades(problems, texts, finished, keys), type(self).__name__
-        for part, values in {"outcomes": grades.outcomes, **grades.components}.items():
+        for part, values in {"values of correctness": grades.correctness, **grades.components}.items():
             if len(values) != len(texts):
                 raise ValueError(f"{name} gave {len(values)} {part} for {len(texts)} responses: give one for each")
-        for row, outcome in enumerate(grades.outcomes):
-            if outcome not in (0, 1) and outcome == outcome:
+        for row, correct in enumerate(grades.correctness):
+            if correct not in (0, 1) and correct == correct:
                 raise ValueError(
-                    f"{name} gave the outcome {outcome!r} to the response {texts[row][:60]!r}: an outcome is 0 "
+                    f"{name} gave correctness {correct!r} to the response {texts[row][:60]!r}: it is 0 "
                     "(wrong), 1 (right) or NaN (not graded). For a score return float(score >= threshold), with "
                     "`threshold` a field whose number stands in the YAML of the reward. To pay for a part of an "
                     "answer, add a component to the reward, as class Near in grpo_lab/tasks/verifiers.py does"
                 )
-            if outcome != outcome and not self.may_fail:
+            if correct != correct and not self.may_fail:
                 raise ValueError(
                     f"{name} could not grade the response {texts[row][:60]!r} (NaN): if that may happen, write "
                     "`may_fail: ClassVar[bool] = True` in the class, so that such responses are counted as ungraded"
                 )
             for part, values in grades.components.items():
-                if outcome == outcome and not math.isfinite(values[row]):
+                if correct == correct and not math.isfinite(values[row]):
                     raise ValueError(
                         f"{name} gave {values[row]} as {part} to the response {texts[row][:60]!r}: give a finite "
-                        "number, or the outcome NaN to a response that cannot be graded"
+                        "number, or correctness NaN to a response that cannot be graded"
                     )
-        return Grades([float(outcome) for outcome in grades.outcomes], grades.components)
+        return Grades([float(correct) for correct in grades.correctness], grades.components)
 
     @abstractmethod
     def bounds(self, right: bool) -> tuple[float, float]:
-        """The lowest and the highest reward of a response whose outcome is 1 (`right`) or 0."""
+        """The lowest and the highest reward of a response whose correctness is 1 (`right`) or 0."""
 
     @abstractmethod
     def written(self) -> str:
@@ -326,27 +328,33 @@ class Grader(ABC):
 
 @dataclass(frozen=True)
 class Reward(Grader):
-    """A verifier, which finds a response right or wrong: its outcome is 0 or 1, its reward `wrong` or `correct`."""
+    """A verifier, which finds a response right or wrong: correctness 0 or 1, reward `wrong` or `correct`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        renamed_facts(cls, outcomes="correctness")
 
     @abstractmethod
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
-        """The outcome of one response, 0.0 or 1.0.
+        """The correctness of one response, 0.0 or 1.0.
 
         `text` is the decoded response without its end-of-text token. `finished` is False for a truncated response.
         """
 
-    def outcomes(
+    def correctness(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
-        """The outcome of each response, from the arguments of `grades`; NaN for one that the grader failed on."""
+        """The correctness of each response, from the arguments of `grades`; NaN for one that the grader failed on."""
         with doing("grading", len(texts), "responses") as shown:
             return [self(*response) for response in shown.each(zip(problems, texts, finished))]
+
+    outcomes = correctness  # its name before, by which a subclass may call it
 
     def grades(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:
-        outcomes = self.outcomes(problems, texts, finished, keys)
-        return Grades(outcomes, {"outcome": [self.correct if one == 1 else self.wrong for one in outcomes]})
+        correctness = self.correctness(problems, texts, finished, keys)
+        return Grades(correctness, {"outcome": [self.correct if one == 1 else self.wrong for one in correctness]})
 
     def bounds(self, right: bool) -> tuple[float, float]:
         return (self.correct, self.correct) if right else (self.wrong, self.wrong)

@@ -155,8 +155,10 @@ def _of_folder(folder: Path, subset: str, split: str) -> Columns:
     if split in files:
         return _of_rows([row for file in files[split] for row in _rows(Path(file))])
     rows = {str(name): [row for file in part for row in _rows(Path(file))] for name, part in files.items()}
-    asked = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(part) for name, part in rows.items()})
-    return _of_rows([row for one in asked for row in rows[one.splitname][one.from_ : one.to]])
+    instruction = datasets.ReadInstruction.from_spec(split).to_absolute(
+        {name: len(part) for name, part in rows.items()}
+    )
+    return _of_rows([row for one in instruction for row in rows[one.splitname][one.from_ : one.to]])
 
 
 def _of_file(path: Path) -> Columns:

@@ -38,7 +38,7 @@ def problems_with(grader: Grader, problems: Sequence[Problem]) -> dict[str, str]
     rows += [(problem, "", "", False) for problem in own]
     keys = [NoiseKey(0, "graders", 0, place, 0) for place in range(len(rows))]
     graded = grader.checked_grades([row[0] for row in rows], [row[2] for row in rows], [True] * len(rows), keys)
-    accepted = [row for row, outcome in zip(rows, graded.outcomes) if outcome == 1]
+    accepted = [row for row, correct in zip(rows, graded.correctness) if correct == 1]
     found = {}
     refused = [one for one in own if not any(row[0] is one and row[3] for row in accepted)]
     if own and len(refused) == len(own):

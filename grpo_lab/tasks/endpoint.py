@@ -100,20 +100,20 @@ class _Live:
         self.pace = _Pace(endpoint.per_minute)
         self._client()  # raises where package or key are missing
         self.answers = _Answers(endpoint.cache)
-        self.trouble = ""  # of the last request that had no answer
+        self.error = ""  # of the last request that had no answer
 
     def _client(self) -> AsyncOpenAI:
         """A client, which belongs to one event loop."""
-        asked, pace = self.endpoint, self.pace
+        endpoint, pace = self.endpoint, self.pace
         try:
             import httpx2  # which openai needs itself
             import openai
         except ImportError as error:
             raise ValueError("a judge is asked through the package openai: pip install 'grpo-lab[judge]'") from error
-        key = os.environ.get(asked.key_from) if asked.key_from else "none"
+        key = os.environ.get(endpoint.key_from) if endpoint.key_from else "none"
         if not key:
             raise ValueError(
-                f"the environment variable {asked.key_from} is empty: put the key of {self.address} into it, or set "
+                f"the environment variable {endpoint.key_from} is empty: put the key of {self.address} into it, or set "
                 "key_from='' for a server that asks for none"
             )
 
@@ -123,11 +123,11 @@ class _Live:
             async def send(self, request: Any, **settings: Any) -> Any:
                 await pace.wait()
                 try:
-                    async with asyncio.timeout(asked.seconds):
+                    async with asyncio.timeout(endpoint.seconds):
                         response = await super().send(request, **{**settings, "stream": True})
                         body = await _read(response)
                 except TimeoutError as error:
-                    raise httpx2.ReadTimeout(f"no whole answer in {asked.seconds:g} s", request=request) from error
+                    raise httpx2.ReadTimeout(f"no whole answer in {endpoint.seconds:g} s", request=request) from error
                 encoded = ("content-encoding", "content-length", "transfer-encoding")  # what the body no longer is
                 headers = {name: value for name, value in response.headers.items() if name not in encoded}
                 return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
@@ -144,9 +144,9 @@ class _Live:
         return openai.AsyncOpenAI(
             api_key=key,
             base_url=self.address,
-            timeout=asked.seconds,
-            max_retries=asked.retries,
-            http_client=Bounded(timeout=asked.seconds),
+            timeout=endpoint.seconds,
+            max_retries=endpoint.retries,
+            http_client=Bounded(timeout=endpoint.seconds),
         )
 
     def reach(self) -> None:
@@ -175,9 +175,9 @@ class _Live:
             ) from error
 
     def ask(self, prompts: list[str], form: Mapping[str, Any]) -> list[str | None]:
-        asked = self.endpoint
-        request = {"model": asked.model, **asked.settings}
-        if asked.structured:
+        endpoint = self.endpoint
+        request = {"model": endpoint.model, **endpoint.settings}
+        if endpoint.structured:
             schema = {"name": "answer", "strict": True, "schema": form}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         keys = {prompt: _hash([request, prompt]) for prompt in prompts}
@@ -188,15 +188,17 @@ class _Live:
         missing = sum(answer is None for answer in found.values())
         if missing and missing == len(found):
             raise ValueError(
-                f"{asked.model} at {self.address} answered none of {len(found)} requests (the last: {self.trouble}): "
+                f"{endpoint.model} at {self.address} answered none of {len(found)} requests (the last: {self.error}): "
                 "see that the server runs and has that model, that it knows what settings hold, and set "
                 "structured=false if it knows no response_format"
             )
         if missing:
-            kind = self.trouble.partition(":")[0]
-            message = f"{asked.model} at {self.address} gave no answer to {missing} of {len(found)} requests, which are"
+            kind = self.error.partition(":")[0]
+            message = (
+                f"{endpoint.model} at {self.address} gave no answer to {missing} of {len(found)} requests, which are"
+            )
             warn_once(
-                asked.model, kind, f"{message} not graded ({self.trouble}); the next ones of this kind are not shown"
+                endpoint.model, kind, f"{message} not graded ({self.error}); the next ones of this kind are not shown"
             )
         return [found[prompt] for prompt in prompts]
 
@@ -219,16 +221,16 @@ class _Live:
         import openai
 
         try:
-            said = await client.chat.completions.create(
+            text = await client.chat.completions.create(
                 model=self.endpoint.model, messages=[{"role": "user", "content": prompt}], extra_body=dict(request)
             )
-            answer = said.choices[0].message.content or ""
+            answer = text.choices[0].message.content or ""
             if not isinstance(answer, str):
                 raise TypeError(f"the content of a message is a text, got {str(answer)[:100]}")
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise ValueError(self._refused(error)) from error
         except (openai.OpenAIError, *_NO_ANSWER) as error:
-            self.trouble = _reason(error)
+            self.error = _reason(error)
             return None
         return await asyncio.to_thread(self.answers.put, key, answer)
 

@@ -108,7 +108,7 @@ class FunctionReward(Grader):
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:
         scores = self._scores(problems, texts, finished)
-        outcomes = [float(first >= self.correct_at) for first in scores[0]]
+        correctness = [float(first >= self.correct_at) for first in scores[0]]
         failed = [any(map(math.isnan, row)) for row in zip(*scores)]
         scale, weights = self.correct - self.wrong, self.weights or [1.0] * len(scores)
         components = {
@@ -116,23 +116,23 @@ class FunctionReward(Grader):
         }
         if self.wrong:
             components["wrong"] = [self.wrong] * len(texts)
-        return Grades([math.nan if lost else outcome for lost, outcome in zip(failed, outcomes)], components)
+        return Grades([math.nan if lost else correct for lost, correct in zip(failed, correctness)], components)
 
     def _scores(self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool]) -> list[list[float]]:
         """Every function's score of every response, [functions][N]; NaN and a warning once per kind where it failed."""
-        asked = {
+        calls = {
             (function, row): call_of(place, problems[row], texts[row], finished[row])
             for place, function in enumerate(self.functions)
             for row in range(len(texts))
             if finished[row] or self.truncated
         }
-        once = list(dict.fromkeys(asked.values()))  # the same response to the same question is scored once
+        once = list(dict.fromkeys(calls.values()))  # the same response to the same question is scored once
         judged = dict(zip(once, pool_of(self.functions).judge(once, self.seconds, self.workers)))
         found = []
         for function in self.functions:
             own = []
             for row, text in enumerate(texts):
-                answer = asked.get((function, row))
+                answer = calls.get((function, row))
                 score, why = judged[answer] if answer else (self.lowest, "")
                 if not why and not self.lowest <= score <= self.highest:
                     why = f"{score:g} is not between lowest={self.lowest:g} and highest={self.highest:g}"
@@ -176,8 +176,8 @@ class FunctionReward(Grader):
         tried = problems[:SAMPLES]
         rows = [(problem, spelling.format(problem.answer)) for problem in tried for spelling in (*SPELLINGS, "")]
         for place, function in enumerate(self.functions):
-            asked = [call_of(place, problem, text, True) for problem, text in rows]
-            judged = pool_of(self.functions).judge(asked, self.seconds, self.workers)
+            calls = [call_of(place, problem, text, True) for problem, text in rows]
+            judged = pool_of(self.functions).judge(calls, self.seconds, self.workers)
             for (problem, text), (score, why) in zip(rows, judged):
                 if not why and not self.lowest <= score <= self.highest:
                     why = f"it gave {score:g}; set reward.lowest and reward.highest to what it may give"

@@ -83,9 +83,9 @@ def make_judge() -> Callable[[str, str, bool], float | str]:
     """The judge, with all functions loaded before the memory is bounded."""
     functions = [load(*pair) for pair in zip(sys.argv[3::2], sys.argv[4::2])]
 
-    def judge(asked: str, response: str, anywhere: bool) -> float | str:
+    def judge(call: str, response: str, anywhere: bool) -> float | str:
         """The function's result, or the reason why it gave none."""
-        place, known = json.loads(asked)
+        place, known = json.loads(call)
         try:
             score = number(functions[place](**arguments(functions[place], {**known, "response": response})))
         except (MemoryError, RecursionError):

@@ -177,12 +177,12 @@ class _Worker:
         if not _usable(self.replies.fileno(), selectors.EVENT_READ, 0.0):
             return None
         line = os.read(self.replies.fileno(), 1 << 12)  # shorter than a pipe's block, so it comes whole
-        said = json.loads(line) if line.endswith(b"\n") else {"error": self.fault}
-        if "error" in said:
-            self.fault = said["error"]
+        text = json.loads(line) if line.endswith(b"\n") else {"error": self.fault}
+        if "error" in text:
+            self.fault = text["error"]
             return None
         self.ready, self.deadline = True, math.inf
-        return said
+        return text
 
     def end(self) -> None:
         """Kill the process and wait for it."""

@@ -137,9 +137,9 @@ class Judge:
         if key(gold) == key(answer) != "":
             return True
         if (right := choice(gold)) is not None:
-            chosen, said = choice(answer, any_case=True) or ("", answer)
+            chosen, message = choice(answer, any_case=True) or ("", answer)
             if chosen or right[1]:
-                return chosen in ("", right[0]) and (not said or not right[1] or bool(self._same(right[1], said)))
+                return chosen in ("", right[0]) and (not message or not right[1] or bool(self._same(right[1], message)))
             return False
         if not is_ratio(gold) and (verdict := same_moment(moment(gold), moment(answer))) is not None:
             return verdict
@@ -214,8 +214,8 @@ class Judge:
 
     def _equal(self, right: Value, read: Value) -> bool:
         try:
-            said = self._verify(right, read, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True)
-            return bool(said) and self._close(right, read)
+            text = self._verify(right, read, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True)
+            return bool(text) and self._close(right, read)
         except (MemoryError, RecursionError):
             raise
         except Exception:  # things that cannot be compared, such as a matrix and a set, are not equal
@@ -273,9 +273,9 @@ def _limit(bytes_of_memory: int) -> None:
     """Bound the address space beyond what is loaded, since a huge power asks for all memory at once; no core file."""
     global _room
     _room = bytes_of_memory
-    for kind, wanted in ((resource.RLIMIT_AS, _used_bytes() + bytes_of_memory), (resource.RLIMIT_CORE, 0)):
+    for kind, limit in ((resource.RLIMIT_AS, _used_bytes() + bytes_of_memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(kind)[1]
-        bound = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        bound = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (bound, bound))
 
 

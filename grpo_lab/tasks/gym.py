@@ -66,17 +66,17 @@ class ReasoningGym(ExternalTask):
 
     def notes(self) -> list[str]:
         few = [
-            f"{len(self.problems(split))} of {wanted} {split} questions"
+            f"{len(self.problems(split))} of {number} {split} questions"
             for split in ("train", "heldout", "downstream")
-            if len(self.problems(split)) < (wanted := getattr(self, f"{split}_size"))
+            if len(self.problems(split)) < (number := getattr(self, f"{split}_size"))
         ]
-        said = [f"{self.family} with these settings has no more than {', '.join(few)}"] if few else []
+        notes = [f"{self.family} with these settings has no more than {', '.join(few)}"] if few else []
         if _alike(self.settings, self.downstream):
-            said.append(
+            notes.append(
                 "downstream questions have the settings of training questions, so they are not harder: set "
                 "task.downstream to settings that make them so"
             )
-        return said
+        return notes
 
     def fingerprint(self) -> dict[str, str]:
         return {split: fingerprint(self.problems(split)) for split in SPLITS}
@@ -142,17 +142,17 @@ def _divided(
 
 
 def _questions(
-    task: Mapping[str, Any], stream: int, settings: Mapping[str, Any], wanted: int, seen: set[str]
+    task: Mapping[str, Any], stream: int, settings: Mapping[str, Any], size: int, seen: set[str]
 ) -> dict[int, Mapping[str, Any]]:
     """Number in its stream -> entry of a family, each question once and none that was `seen` before."""
-    family = create(task["family"], settings, _SEEDS_APART * (2 * task["seed"] + stream), _MORE * wanted)
+    family = create(task["family"], settings, _SEEDS_APART * (2 * task["seed"] + stream), _MORE * size)
     found: dict[int, Mapping[str, Any]] = {}
-    for number in range(_MORE * wanted):
+    for number in range(_MORE * size):
         entry = family[number]
         if entry["question"] not in seen:
             seen.add(entry["question"])
             found[number] = entry
-        if len(found) == wanted:
+        if len(found) == size:
             break
     return found
 
@@ -236,13 +236,13 @@ class GymScore(JudgedApart):
         super().__post_init__()
         require(0 < self.threshold <= 1, "threshold", self.threshold, "above 0 and at most 1", "scores are in [0, 1]")
 
-    def outcomes(
+    def correctness(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
-        scores = super().outcomes(problems, texts, finished, keys)
+        scores = super().correctness(problems, texts, finished, keys)
         return [score if math.isnan(score) else float(score >= self.threshold) for score in scores]
 
-    def known_or_asked(self, problem: Problem, text: str, finished: bool) -> float | Answer:
+    def known_or_pending(self, problem: Problem, text: str, finished: bool) -> float | Answer:
         answer = self.answer(text) if finished else ""
         if not answer or answer == problem.answer:
             return float(bool(answer))

@@ -98,8 +98,8 @@ def find_model(path: str, revision: str, key: str) -> Path:
 
 def _merged(adapter: Path, path: str, key: str) -> Path:
     """The base that an adapter names, with the adapter in it."""
-    said = read_json(adapter / CONFIG, "copy it again")
-    base, revision = said.get("base_model_name_or_path"), said.get("revision")
+    text = read_json(adapter / CONFIG, "copy it again")
+    base, revision = text.get("base_model_name_or_path"), text.get("revision")
     named = f"base_model_name_or_path in the {CONFIG} of {path}"
     remedy = "write its folder or its id on the hub there"
     require(isinstance(base, str) and bool(base), named, repr(base), "the base of the adapter", remedy)
@@ -115,10 +115,10 @@ def _download(path: str, revision: str, key: str) -> Path:
     try:
         found = snapshot_download(path, revision=revision or None, allow_patterns=list(_FILES))
     except Exception as error:  # the hub's, httpx's and the system's errors share no class
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ValueError(
-            f"the model {path!r} is no local folder, and the hub did not give it{offline}: {said}. Without a "
+            f"the model {path!r} is no local folder, and the hub did not give it{offline}: {text}. Without a "
             f"network, copy it on a machine with one: `hf download {path} --local-dir FOLDER`, and give "
             f"FOLDER as {key}; a model behind a licence needs `hf auth login` first"
         ) from error

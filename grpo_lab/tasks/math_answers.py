@@ -92,20 +92,20 @@ class JudgedApart(Reward):
         require(self.workers >= 1, "workers", self.workers, "at least 1", "workers judge the answers")
 
     @abstractmethod
-    def known_or_asked(self, problem: Problem, text: str, finished: bool) -> float | Answer:
-        """The outcome where it needs no worker, else what to ask one; arguments as in `__call__`."""
+    def known_or_pending(self, problem: Problem, text: str, finished: bool) -> float | Answer:
+        """Correctness where it needs no worker, else what to ask one; arguments as in `__call__`."""
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
-        return self.outcomes([problem], [text], [finished], [])[0]
+        return self.correctness([problem], [text], [finished], [])[0]
 
-    def outcomes(
+    def correctness(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
         ends = [text[-LONGEST_TEXT:] for text in texts]
-        each = [self.known_or_asked(*response) for response in zip(problems, ends, finished)]
+        each = [self.known_or_pending(*response) for response in zip(problems, ends, finished)]
         # The same answer to the same question is judged once.
-        asked = list(dict.fromkeys(answer for answer in each if isinstance(answer, Answer)))
-        judged = dict(zip(asked, self.pool.grade(asked, self.seconds, self.workers)))
+        pending = list(dict.fromkeys(answer for answer in each if isinstance(answer, Answer)))
+        judged = dict(zip(pending, self.pool.grade(pending, self.seconds, self.workers)))
         return [judged[answer] if isinstance(answer, Answer) else answer for answer in each]
 
 
@@ -126,7 +126,7 @@ class MathVerify(JudgedApart):
         """Math-verify finds no number right behind a `#`."""
         return MARKED if self.reading is Reading.strict else super().reads - {AnswerForm.number}
 
-    def known_or_asked(self, problem: Problem, text: str, finished: bool) -> float | Answer:
+    def known_or_pending(self, problem: Problem, text: str, finished: bool) -> float | Answer:
         strict = self.reading is Reading.strict
         if strict and not finished:
             return 0.0
@@ -159,7 +159,7 @@ class PlainMath(Reward):
     It reads the last `\\boxed{...}`, else what follows the last `####`, else what follows the last `answer is` or
     `answer:`, else the last number of a clause that denies nothing. What it compares how is said in `plain_math.py`.
     Where the right answer is a number the answer has to be one too: `37 \\cdot 43` is not 1591. It shares no code with
-    MathVerify, so a bug in one of them shows as a gap between training outcome and evaluation.
+    MathVerify, so a bug in one of them shows as a gap between training accuracy and evaluation.
     """
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:

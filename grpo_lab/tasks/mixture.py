@@ -18,7 +18,7 @@ from grpo_lab.tasks.tables import (
     _chosen,
     _divided,
     _problems,
-    also_asked,
+    also_evaluated,
     by_question,
     fingerprint,
     notes_on_repetition,
@@ -122,22 +122,24 @@ def _parts(written: str) -> tuple[dict[str, dict[str, list[TableRow]]], list[str
     task = MixtureTask(**json.loads(written))
     divided = {name: _divided(_table_task(task, name)) for name in task.sources}
     parts: dict[str, dict[str, list[TableRow]]] = {}
-    asked, said = list[TableRow](), list[str]()
+    evaluated, notes = list[TableRow](), list[str]()
     for split in ("heldout", "downstream"):
         parts[split] = {}
         for name in task.sources:
-            rows, seen = divided[name][split], {row.loose_key for row in asked}
-            said += also_asked(rows, asked, f"{split} questions of the source {name}", "asked elsewhere in evaluation")
+            rows, seen = divided[name][split], {row.loose_key for row in evaluated}
+            notes += also_evaluated(
+                rows, evaluated, f"{split} questions of the source {name}", "asked elsewhere in evaluation"
+            )
             parts[split][name] = [row for row in rows if row.loose_key not in seen]
-            asked += parts[split][name]
-    seen = {row.loose_key for row in asked}
+            evaluated += parts[split][name]
+    seen = {row.loose_key for row in evaluated}
     for name in task.sources:
-        said += also_asked(
-            divided[name]["train"], asked, f"training questions of the source {name}", "asked in evaluation"
+        notes += also_evaluated(
+            divided[name]["train"], evaluated, f"training questions of the source {name}", "asked in evaluation"
         )
     free = {name: [row for row in divided[name]["train"] if row.loose_key not in seen] for name in task.sources}
     agreeing, contradictory = by_question(row for rows in free.values() for row in rows)
-    said += notes_on_repetition(agreeing, contradictory, "the sources together")
+    notes += notes_on_repetition(agreeing, contradictory, "the sources together")
     first = {id(rows[0]) for rows in agreeing}  # of the first source that has the question
     parts["train"] = {name: [row for row in rows if id(row) in first] for name, rows in free.items()}
     empty = [name for name, rows in parts["train"].items() if not rows]
@@ -147,7 +149,7 @@ def _parts(written: str) -> tuple[dict[str, dict[str, list[TableRow]]], list[str
             "or put it first"
         )
     parts["probe"] = {name: _chosen(rows, _table_task(task, name).probe_rows) for name, rows in parts["train"].items()}
-    return parts, said
+    return parts, notes
 
 
 @cache
@@ -177,12 +179,12 @@ def _interleaved(parts: Sequence[Sequence[Problem]]) -> tuple[Problem, ...]:
 @cache
 def _notes(written: str) -> tuple[str, ...]:
     parts, repeated = _parts(written)
-    task, said = MixtureTask(**json.loads(written)), list[str]()
+    task, text = MixtureTask(**json.loads(written)), list[str]()
     for name in task.sources:
         source = _table_task(task, name)
-        said += [*source.all_notes_on_reading(), *source.notes_on_rates(name)]
+        text += [*source.all_notes_on_reading(), *source.notes_on_rates(name)]
     questions = {
         split: [row.question for rows in by_source.values() for row in rows] for split, by_source in parts.items()
     }
-    asked = {split: questions[split] for split in ("heldout", "downstream")}
-    return (*dict.fromkeys(said), *repeated, *overlaps(questions["train"], asked))
+    evaluated = {split: questions[split] for split in ("heldout", "downstream")}
+    return (*dict.fromkeys(text), *repeated, *overlaps(questions["train"], evaluated))

@@ -209,8 +209,8 @@ def _same_choice(gold: str, answer: str) -> bool | None:
     if right is None:
         return None
     chosen = _choice(answer, any_case=True)
-    letter, said = chosen or (right[0], answer)
-    agree = not said or not right[1] or _equal(_read(right[1]), _read(said))
+    letter, text = chosen or (right[0], answer)
+    agree = not text or not right[1] or _equal(_read(right[1]), _read(text))
     return letter == right[0] and agree and bool(chosen or right[1])
 
 
@@ -793,10 +793,10 @@ class _Parser:
     def _next(self) -> str:
         return self._lexemes[self._place] if self._place < len(self._lexemes) else ""
 
-    def _take(self, *wanted: str) -> str:
-        if self._next in wanted:
+    def _take(self, *tokens: str) -> str:
+        if self._next in tokens:
             self._place += 1
-            return wanted[0]
+            return tokens[0]
         return ""
 
     def _expect(self, lexeme: str) -> None:

@@ -225,7 +225,7 @@ class Rubric(Grader):
     ) -> Grades:
         rows = [self.items(problem) for problem in problems]
         scored = iter(self._scores([(p, t, item) for p, t, items in zip(problems, texts, rows) for item in items]))
-        outcomes: list[float] = []
+        correctness: list[float] = []
         components: dict[str, list[float]] = {name: [] for name in self.components}
         width = self.correct - self.wrong
         for items in rows:
@@ -234,7 +234,7 @@ class Rubric(Grader):
             # Without a rubric of positive weight, as in a set only for evaluation, there is no grade.
             score = weighted_score(weights, scores) if any(weight > 0 for weight in weights) else math.nan
             failed = math.isnan(score)
-            outcomes.append(math.nan if failed else float(score >= self.threshold))
+            correctness.append(math.nan if failed else float(score >= self.threshold))
             whole = sum(weight for weight in weights if weight > 0)
             for name, values in components.items():
                 shares = [
@@ -243,24 +243,24 @@ class Rubric(Grader):
                 values.append(math.nan if failed else width * sum(shares, 0.0))
         if self.wrong:
             components["wrong"] = [self.wrong] * len(rows)
-        return Grades(outcomes, components)
+        return Grades(correctness, components)
 
-    def _answers(self, asked: Sequence[tuple[Problem, str, Item]]) -> list[str | None]:
+    def _answers(self, items: Sequence[tuple[Problem, str, Item]]) -> list[str | None]:
         """The judge's score of each response by a rubric; None where no answer came."""
         prompts = [
             filled(self.prompt, question=p.question, answer=p.answer, response=text, rubric=item.description)
-            for p, text, item in asked
+            for p, text, item in items
         ]
         return self.judge.ask(prompts, SCORE)
 
-    def _scores(self, asked: Sequence[tuple[Problem, str, Item]]) -> list[float]:
+    def _scores(self, items: Sequence[tuple[Problem, str, Item]]) -> list[float]:
         """The score of each response by a rubric. Raises ValueError with a remedy if none can be read."""
-        answers = self._answers(asked)
+        answers = self._answers(items)
         scores = list(map(read_score, answers))
         if scores and all(map(math.isnan, scores)):
-            said = next(answer for answer in answers if answer is not None)
+            text = next(answer for answer in answers if answer is not None)
             raise ValueError(
-                f"{self.judge.model} gave no score in any of {len(scores)} answers, such as {said[:100]!r}: an answer "
+                f"{self.judge.model} gave no score in any of {len(scores)} answers, such as {text[:100]!r}: an answer "
                 "must be a number from 0 to 1 or an object with such a score. Set judge.structured=true, let "
                 "judge.settings.max_tokens be larger, correct the prompt, or choose another model"
             )
@@ -346,7 +346,7 @@ class RubricEvolving(Rubric):
     def learnt(
         self, problems: Sequence[Problem], groups: Sequence[Sequence[str]]
     ) -> list[tuple[tuple[str, float], ...]]:
-        asked = [
+        items = [
             (problem, text, item)
             for problem, texts in zip(problems, groups)
             for item in self.items(problem)
@@ -354,7 +354,7 @@ class RubricEvolving(Rubric):
         ]
         # All of it was asked when the groups were graded, so the answers are kept. That none can be read of the
         # rubrics that evolve is no error here: those are dropped.
-        answers = iter(self._answers(asked))
+        answers = iter(self._answers(items))
         found = []
         for problem, texts in zip(problems, groups):
             rows = [(item.component, [read_score(next(answers)) for _ in texts]) for item in self.items(problem)]

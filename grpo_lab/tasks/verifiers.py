@@ -75,15 +75,15 @@ class Noisy(Strict):
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
         if self.per_response:
-            raise TypeError("a mistake per response belongs to the response and not to its text: call `outcomes`")
+            raise TypeError("a mistake per response belongs to the response and not to its text: call `correctness`")
         digest = hashlib.sha256(f"{self.seed}/{problem.answer}/{finished}/{text}".encode()).digest()
         return self._judged(super().__call__(problem, text, finished), int.from_bytes(digest[:8]) / 2**64)
 
-    def outcomes(
+    def correctness(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
         if not self.per_response:
-            return super().outcomes(problems, texts, finished, keys)
+            return super().correctness(problems, texts, finished, keys)
         right = [super(Noisy, self).__call__(*response) for response in zip(problems, texts, finished)]
         return [self._judged(one, _coin(key)) for one, key in zip(right, keys)]
 
@@ -132,9 +132,9 @@ class RandomReward(Reward):
         require(0 < self.share < 1, "share", self.share, "above 0 and below 1", "else all rewards are the same")
 
     def __call__(self, problem: Problem, text: str, finished: bool) -> float:
-        raise TypeError("a random reward belongs to a response and not to its text: call `outcomes`, with keys")
+        raise TypeError("a random reward belongs to a response and not to its text: call `correctness`, with keys")
 
-    def outcomes(
+    def correctness(
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> list[float]:
         return [float(_coin(key) < self.share) for key in keys]
@@ -144,7 +144,7 @@ class RandomReward(Reward):
 class Near(Strict):
     """Strict, with part of the reward for a final number close to the answer.
 
-    A finished response whose number is wrong by at most `within` gets `near` more. The outcome stays Strict's, so
+    A finished response whose number is wrong by at most `within` gets `near` more. Correctness stays Strict's, so
     accuracies do not count it: a guess earns something early, and only work earns all. Answers must be whole numbers.
     """
 
@@ -166,7 +166,7 @@ class Near(Strict):
     ) -> Grades:
         graded = super().grades(problems, texts, finished, keys)
         near = [self._part(*response) for response in zip(problems, texts, finished)]
-        return Grades(graded.outcomes, {**graded.components, "part": near})
+        return Grades(graded.correctness, {**graded.components, "part": near})
 
     def bounds(self, right: bool) -> tuple[float, float]:
         lowest, highest = super().bounds(right)
@@ -199,7 +199,7 @@ class ExactAnswer(Reward):
     """The verifier for evaluation. It reads the final number backwards, digit by digit.
 
     Agrees with Strict on every text, but shares no code with it and uses no regular expression. So a bug in one of
-    them shows as a gap between training outcome and evaluation.
+    them shows as a gap between training accuracy and evaluation.
     """
 
     @property

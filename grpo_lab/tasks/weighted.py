@@ -45,7 +45,7 @@ class Weighted(Grader):
         for name, weight in weights.items():
             remedy = "a part that is worth nothing is none: leave it out"
             require(math.isfinite(weight) and weight != 0, f"weights.{name}", weight, "a number other than 0", remedy)
-        remedy = "accuracy is the mean of that part's outcome"
+        remedy = "accuracy is the mean of that part's correctness"
         require(self.outcome_of in parts, "outcome_of", repr(self.outcome_of), f"one of {', '.join(parts)}", remedy)
         gathering = [name for name, part in parts.items() if part.gathers]
         remedy = "rubrics of a problem belong to one part"
@@ -69,10 +69,10 @@ class Weighted(Grader):
         self, problems: Sequence[Problem], texts: Sequence[str], finished: Sequence[bool], keys: Sequence[NoiseKey]
     ) -> Grades:
         each = {name: part.checked_grades(problems, texts, finished, keys) for name, part in self.parts.items()}
-        outcomes = each[self.outcome_of].outcomes
-        failed = [any(map(math.isnan, row)) for row in zip(*(graded.outcomes for graded in each.values()))]
+        correctness = each[self.outcome_of].correctness
+        failed = [any(map(math.isnan, row)) for row in zip(*(graded.correctness for graded in each.values()))]
         return Grades(
-            [math.nan if lost else outcome for lost, outcome in zip(failed, outcomes)],
+            [math.nan if lost else correct for lost, correct in zip(failed, correctness)],
             {
                 name: [self.weights[name] * sum(row) for row in zip(*graded.components.values())]
                 for name, graded in each.items()
@@ -83,7 +83,7 @@ class Weighted(Grader):
         lowest = highest = 0.0
         for name, part in self.parts.items():
             either = (right,) if name == self.outcome_of else (True, False)
-            ends = [self.weights[name] * end for outcome in either for end in part.bounds(outcome)]
+            ends = [self.weights[name] * end for is_right in either for end in part.bounds(is_right)]
             lowest, highest = lowest + min(ends), highest + max(ends)
         return lowest, highest
 

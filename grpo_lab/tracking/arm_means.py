@@ -31,9 +31,9 @@ def arm_means(record: SweepRecord, runs_dir: Path) -> dict[str, list[Point]]:
 
     So a curve ends where the first of its runs ended, and an arm with a run that has not begun has none.
     """
-    logged = {entry.folder: _logged(Path(runs_dir) / entry.folder) for entry in record.cells}
+    logged = {entry.folder: _logged(Path(runs_dir) / entry.folder) for entry in record.runs}
     runs: dict[str, list[str]] = {}
-    for entry in record.cells:
+    for entry in record.runs:
         runs.setdefault(arm_label(entry.arm, entry.level), []).append(entry.folder)
     means = {}
     for arm, name in _names(list(runs)).items():

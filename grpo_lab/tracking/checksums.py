@@ -76,10 +76,10 @@ def read_yaml(path: Path, remedy: str) -> DictConfig:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        text = getattr(error, "problem", None) or str(error).splitlines()[0]
         if isinstance(error, UnicodeDecodeError):
-            said = fault_in_json(path.read_bytes(), error)
-        raise ValueError(f"{path}{line} is not YAML ({said}): {remedy}") from error
+            text = fault_in_json(path.read_bytes(), error)
+        raise ValueError(f"{path}{line} is not YAML ({text}): {remedy}") from error
     if not isinstance(value, DictConfig):
         raise ValueError(f"{path} holds no mapping: {remedy}")
     return value
@@ -178,7 +178,7 @@ def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str
     done = read_checksummed(path, remedy)
     if done["run_key"] != described["run_key"]:
         raise ValueError(f"{path} and {folder / 'run.json'} are of two runs; {remedy}")
-    said = []
+    notes = []
     for name, digest in done["files"].items():
         problem = damage_of(folder / name, digest)
         if problem is None and name.endswith(f"/{MANIFEST}"):
@@ -187,11 +187,11 @@ def check_finished(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str
             except ValueError as error:
                 problem = str(error)
         elif problem is not None and (name.startswith(_BESIDES) or not (folder / name).exists()):
-            said.append(problem)
+            notes.append(problem)
             continue
         if problem is not None:
             raise ValueError(f"this run is finished, but {problem}; {AGAIN}")
-    return done, said
+    return done, notes
 
 
 def check_logged(folder: Path) -> None:

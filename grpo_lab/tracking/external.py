@@ -176,8 +176,8 @@ def read_prime_rl(place: Path, chosen: Chosen) -> tuple[Path, ExternalLog]:
                 continue
             if key == f"train/agg/all/{agent}/" + (f"rewards/{score}/mean" if score else "reward/mean"):
                 log.add(step, f"{key} as outcome", "reward/outcome", value)
-            wanted = rf"rewards/{re.escape(score)}/mean" if score else r"avg@\d+"
-            if of in suites and re.fullmatch(rf"eval/{re.escape(of)}/effective/{re.escape(agent)}/{wanted}", key):
+            pattern = rf"rewards/{re.escape(score)}/mean" if score else r"avg@\d+"
+            if of in suites and re.fullmatch(rf"eval/{re.escape(of)}/effective/{re.escape(agent)}/{pattern}", key):
                 log.add(step, f"{key} as accuracy", f"{suites[of]}/accuracy", value)
         if "progress/total_tokens" in row and "progress/tokens" in row:  # before the step, and of it
             tokens = row["progress/total_tokens"] + row["progress/tokens"]
@@ -285,7 +285,7 @@ def import_run(
                 f"has at most {MOST_CHARACTERS} characters"
             )
     home = sweep_folder(runs_dir, name)
-    if (home / FILE).exists() and any(not entry.arm.startswith(EXTERNAL) for entry in read_sweep(home).cells):
+    if (home / FILE).exists() and any(not entry.arm.startswith(EXTERNAL) for entry in read_sweep(home).runs):
         raise ValueError(f"{home} is a sweep of grpo_lab: give external runs another name with --as")
     source, log = READERS[framework](Path(place), chosen)
     inside = f"{FOLDER}/{name}/{label}/seed={seed}"

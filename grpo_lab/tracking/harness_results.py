@@ -62,8 +62,8 @@ class HarnessResult:
     def protocol(self) -> str:
         """Twelve hexadecimal digits of what was asked and how it was graded: two that differ are not to be compared."""
         task = {"version": self.task_version, "questions": self.questions, "configuration": self.configuration}
-        asked = [self.harness, self.harness_version, self.metric, task, self.settings]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+        parts = [self.harness, self.harness_version, self.metric, task, self.settings]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def suite_of(harness: str, name: str) -> str:

@@ -15,9 +15,9 @@ from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # USR2: Slurm's, before a job's time is up
 TOGETHER_SECONDS = 1.0  # between signals of one cause, which several processes pass on
-_asked = False  # whether a signal has come
+_requested = False  # whether a signal has come
 _unhurried = False  # whether the step may take as long as it does
-_tell: Callable[[str], None] | None = None  # within `finishing`: what is called with the name of the first signal
+_notify: Callable[[str], None] | None = None  # within `finishing`: what is called with the name of the first signal
 
 
 def _said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -38,29 +38,29 @@ def hear(together_seconds: float) -> None:
     Within `finishing` the first one does not. Of signals within `together_seconds` the first counts: Slurm and torchrun
     may signal all processes of a run, and one of them passes it on.
     """
-    global _asked, _unhurried
-    _asked, _unhurried, last = False, False, -math.inf
+    global _requested, _unhurried
+    _requested, _unhurried, last = False, False, -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        global _asked
+        global _requested
         nonlocal last
         before, last = last, time.monotonic()
         if last <= before + together_seconds:
             return
-        first, _asked = not _asked, True
-        if _tell is None or not first:
+        first, _requested = not _requested, True
+        if _notify is None or not first:
             raise KeyboardInterrupt
         # In a thread, since what was interrupted may be printing.
-        threading.Thread(target=_tell, args=(signal.Signals(number).name,), daemon=True).start()
+        threading.Thread(target=_notify, args=(signal.Signals(number).name,), daemon=True).start()
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
 
 
-def asked() -> bool:
+def requested() -> bool:
     """True if a signal has asked this process to end."""
-    return _asked
+    return _requested
 
 
 def take_time() -> None:
@@ -76,29 +76,29 @@ def may_take_time() -> bool:
 
 def insist() -> None:
     """Make the next signal end the run at once, as a second one does; may be called from any thread."""
-    global _asked
-    _asked = True
+    global _requested
+    _requested = True
 
 
 @contextmanager
-def finishing(tell: Callable[[str], None]) -> Iterator[None]:
+def finishing(notify: Callable[[str], None]) -> Iterator[None]:
     """Within, the first signal only calls `tell` with its name, in a thread, and makes `asked` true."""
-    global _tell
-    _tell = tell
+    global _notify
+    _notify = notify
     try:
         yield
     finally:
-        _tell = None
+        _notify = None
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
     """A part of `finishing` that a signal leaves at once, by KeyboardInterrupt; so does one that came before it."""
-    global _tell
-    tell, _tell = _tell, None
+    global _notify
+    notify, _notify = _notify, None
     try:
-        if tell is not None and _asked:
+        if notify is not None and _requested:
             raise KeyboardInterrupt
         yield
     finally:
-        _tell = tell
+        _notify = notify

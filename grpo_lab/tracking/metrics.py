@@ -311,7 +311,7 @@ PEERS = {
     "rollout/length": "TRL completions/mean_length, verl response_length/mean",
     "rollout/longest": "TRL completions/max_length, verl response_length/max",
     "rollout/truncated": "TRL completions/clipped_ratio, verl response_length/clip_ratio",
-    "rollout/frac_zero_std": "TRL frac_reward_zero_std (of rewards, not of verifier outcomes)",
+    "rollout/frac_zero_std": "TRL frac_reward_zero_std (of rewards, not of correctness)",
     "train/loss": "TRL loss, verl actor/pg_loss (without kl and entropy)",
     "train/gradient_norm": "TRL grad_norm, verl actor/grad_norm",
     "train/learning_rate": "TRL learning_rate, verl actor/lr",
@@ -540,12 +540,12 @@ def is_known(name: str) -> bool:
     return True
 
 
-def is_asked(name: str) -> bool:
+def is_evaluated(name: str) -> bool:
     """True if a run or a harness has the suite of an evaluation metric; True for all other metrics."""
     first, _, rest = logged_name(name).partition("/")
     suite = rest.partition("/")[0]
-    asked = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
-    return first != "eval" or suite in asked or suite.startswith(SHARPENED) or harness_of(name) is not None
+    suites = SUITES.keys() | FURTHER_SUITES.keys() | SAMPLER_SUITES.keys()
+    return first != "eval" or suite in suites or suite.startswith(SHARPENED) or harness_of(name) is not None
 
 
 def logged_name(metric: str) -> str:

@@ -96,8 +96,8 @@ class Mlflow(Exported):
             raise ValueError(f"tracking.register={self.register}: MLflow takes no / : . % or quotes in a model's name")
 
     def record(self) -> dict[str, str]:
-        asked = {"register": self.register} if self.register else {}
-        return {"uri": self.uri, "experiment": self.experiment, **asked}
+        options = {"register": self.register} if self.register else {}
+        return {"uri": self.uri, "experiment": self.experiment, **options}
 
     def sender(self, folder: Path) -> Sender:
         return Sender(folder, self.uri)

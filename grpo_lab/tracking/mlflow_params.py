@@ -11,7 +11,7 @@ PARAM_LENGTH = 500  # characters
 # Where a run is kept and shown, its labels in a sweep, which are tags, and the numbers of a convention, which stand
 # again where they are used.
 _LEFT_OUT = (
-    "cell", "tracking", "runs_dir", "objective", "resume_with_changed_code", "checkpoint_every", "checkpoint_minutes",
+    "label", "tracking", "runs_dir", "objective", "resume_with_changed_code", "checkpoint_every", "checkpoint_minutes",
     "keep_checkpoints", "checkpoint", "rollouts_every", "no_signal_steps", "convention.*",
 )  # fmt: skip
 

@@ -33,7 +33,7 @@ POINTS_PER_BATCH = 1000  # MLflow's limit for one log_batch, and the cheapest si
 ENTRIES_PER_BATCH = 100  # params or tags, likewise
 _RUNS_PER_SEARCH = 1000
 _PRIMARY = "mlflow.experiment.primaryMetric.name"  # a tag of the experiment that MLflow's pages read
-_TOLD = ("question", "prediction", "primary", "control")
+_DESCRIBED = ("question", "prediction", "primary", "control")
 
 logger = logging.getLogger("grpo_lab.tracking")
 
@@ -262,13 +262,13 @@ def _found(client: Any, experiment_id: str, filter_string: str) -> Iterator[Any]
 
 def _parameters(folder: Path, record: SweepRecord) -> dict[str, str]:
     """The arms of the sweep, and the parameters in which all of its runs agree, once all have begun."""
-    described = [_described(folder, entry) for entry in record.cells]
+    described = [_described(folder, entry) for entry in record.runs]
     if not described or None in described:
         return {}
     of_runs = [parameters(run) for run in described if run is not None]
     common = {key: value for key, value in of_runs[0].items() if all(run.get(key) == value for run in of_runs)}
-    lists = {"arms": [entry.arm for entry in record.cells], "levels": [entry.level for entry in record.cells]}
-    lists["seeds"] = [str(entry.seed) for entry in record.cells]
+    lists = {"arms": [entry.arm for entry in record.runs], "levels": [entry.level for entry in record.runs]}
+    lists["seeds"] = [str(entry.seed) for entry in record.runs]
     named = {name: shortened(", ".join(dict.fromkeys(filter(None, values)))) for name, values in lists.items()}
     return {name: text for name, text in named.items() if text} | common  # the UI lists them in this order
 
@@ -285,7 +285,7 @@ def _mark_members(folder: Path, record: SweepRecord, client: Any, sent: _Cursor)
     A run has one parent in MLflow, the sweep that it ran under first.
     """
     elsewhere = []
-    for place, entry in {entry.folder: entry for entry in record.cells}.items():
+    for place, entry in {entry.folder: entry for entry in record.runs}.items():
         run = _described(folder, entry)
         if run is None:
             continue
@@ -383,17 +383,19 @@ def _note(
     results: SweepResults | None,
 ) -> str:
     """The sweep's description in MLflow. Of a verdict that is too long for it, the beginning."""
-    arms = list(dict.fromkeys(entry.arm for entry in record.cells))
+    arms = list(dict.fromkeys(entry.arm for entry in record.runs))
     # First: what stands further down cannot be clicked before *Show more*.
-    said = [f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**"]
-    said += [f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _TOLD if name in design]
-    said += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.cells)} runs."]
+    notes = [f"**[Curves of its runs, grouped by arm]({view_path(sent.experiment_id, record.key)[1:]})**"]
+    notes += [
+        f"**{name.capitalize()}.** {' '.join(str(design[name]).split())}" for name in _DESCRIBED if name in design
+    ]
+    notes += [f"**Arms.** {', '.join(f'`{arm}`' for arm in arms)}; {len(record.runs)} runs."]
     last = ["\n".join(["**Runs of it that ran under another sweep**", *elsewhere])] if elsewhere else []
     last += [f"**Command.** `{shlex.join(record.command)}`", f"Recorded in `{folder.resolve()}`."]
     if results is not None:
-        said.append(f"```\n{results.table}\n```")
-        room = TAG_LENGTH - len("\n\n".join([*said, *last])) - 100
+        notes.append(f"```\n{results.table}\n```")
+        room = TAG_LENGTH - len("\n\n".join([*notes, *last])) - 100
         whole = len(results.verdict) <= room
         rest = "" if whole else "\n... the rest is in verdict.txt, under Artifacts"
         last = [f"```\n{results.verdict if whole else results.verdict[: max(room, 0)]}{rest}\n```", *last]
-    return "\n\n".join([*said, *last])
+    return "\n\n".join([*notes, *last])

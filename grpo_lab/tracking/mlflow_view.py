@@ -51,7 +51,7 @@ def membership(record: SweepRecord, folder: str) -> dict[str, str]:
 
     Of a run that is two arms by construction its value names both.
     """
-    arms = dict.fromkeys(arm_label(entry.arm, entry.level) for entry in record.cells if entry.folder == folder)
+    arms = dict.fromkeys(arm_label(entry.arm, entry.level) for entry in record.runs if entry.folder == folder)
     return {sweep_tag(record.name, record.key): " = ".join(arms)} if arms else {}
 
 

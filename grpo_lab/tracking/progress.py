@@ -138,7 +138,7 @@ class RunProgress:
             now, stages = time.monotonic(), current()
             lasted = now - stages[0].began if stages else 0.0
             self._write_note(describe_stages(stages, now) if lasted > _NOTED_SECONDS else "", without_times(stages))
-            quiet_since = max(self.last_line, self.console.said_at)
+            quiet_since = max(self.last_line, self.console.printed_at)
             if stages and not self.console.is_terminal and now - quiet_since >= _SILENT_SECONDS:
                 self.say(describe_stages(stages, now))
 

@@ -28,6 +28,9 @@ _METRIC_FAMILIES = {
     "touched/": "active_fraction/",
     "foreign/": "external/",
 }
+SWEEP_FIELDS = {"cells": "runs"}  # of sweep.json and saved data
+DECLARED_FIELDS = {"cells_started_before": "runs_started_before"}  # of each declaration in them
+MEMORY_FIELDS = {"asked_at": "drawn_at", "asked_again": "repeats"}  # of the curriculum, in checkpoints
 DONE_FIELDS = {"inert": "no_ops"}  # also of the runs of saved data, and tags of MLflow
 CLASSES = {"CardBase": "GpuBase"}  # of options, in the identity of a run
 ROLLOUT_COLUMNS = {"counted": "in_statistics", "trained": "in_loss"}
@@ -37,6 +40,7 @@ ADDED_COLUMNS = frozenset(
 )
 # The first part of a dotted configuration key.
 KEYS = {
+    "cell": "label",
     "pace": "cost_model",
     "scores_per_chunk": "logits_per_chunk",
     "split_cost_tokens": "padding_tolerance_tokens",
@@ -101,9 +105,14 @@ def with_metric_names(numbers: Mapping[str, Value]) -> dict[str, Value]:
     return {metric_name(name): value for name, value in numbers.items()}
 
 
+def with_fields(record: Mapping[str, Value], today: Mapping[str, str]) -> dict[str, Value]:
+    """The same values, each under its name in `today`, which maps old names, such as SWEEP_FIELDS, to today's."""
+    return {today.get(name, name): value for name, value in record.items()}
+
+
 def with_done_fields(record: Mapping[str, Value]) -> dict[str, Value]:
     """The same values, each under today's name of its field in the file DONE."""
-    return {DONE_FIELDS.get(name, name): value for name, value in record.items()}
+    return with_fields(record, DONE_FIELDS)
 
 
 def with_config_keys(config: Mapping[str, Value]) -> dict[str, Value | str]:

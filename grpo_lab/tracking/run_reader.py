@@ -71,8 +71,8 @@ def interruption_message(folder: Path, since: float = 0.0) -> str | None:
     path = folder / "error.txt"
     if not path.exists() or path.stat().st_mtime < since:
         return None
-    kind, _, said = path.read_text(errors="replace").partition("\n")[0].partition(":")
-    return said.strip() if kind == "KeyboardInterrupt" else None
+    kind, _, text = path.read_text(errors="replace").partition("\n")[0].partition(":")
+    return text.strip() if kind == "KeyboardInterrupt" else None
 
 
 def was_stopped(folder: Path) -> bool:

@@ -182,10 +182,10 @@ class TensorBoardSender(StepSender):
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         explanation = self.folder / "explanation.txt"
-        said = explanation.read_text() if explanation.exists() else ""
+        text = explanation.read_text() if explanation.exists() else ""
         options = "\n".join(f"{name}: {value}" for name, value in self.run["choices"].items())
         began = (self.folder / "run.json").stat().st_mtime_ns // 1_000_000
-        self._add(0, began, summary=text_pb("run", f"{title}\n\n```\n{said}\n{options}\n```"))
+        self._add(0, began, summary=text_pb("run", f"{title}\n\n```\n{text}\n{options}\n```"))
 
 
 class WandbSender(StepSender):

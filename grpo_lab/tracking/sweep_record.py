@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.renamed import renamed_fields
 from grpo_lab.tracking.checksums import read_json
 from grpo_lab.tracking.files import explained, locked, write_json
 from grpo_lab.tracking.passwords import masked
+from grpo_lab.tracking.renames import DECLARED_FIELDS, SWEEP_FIELDS, with_fields
 from grpo_lab.tracking.run_reader import Status, has_ended, is_held, run_status, was_interrupted
 
 FILE = "sweep.json"
@@ -35,6 +37,7 @@ class RunEntry:
     same_as: str = ""
 
 
+@renamed_fields(cells="runs")
 @dataclass(frozen=True)
 class SweepRecord:
     """The content of sweep.json. `declared` lists every declaration so far, the valid one last.
@@ -51,10 +54,18 @@ class SweepRecord:
     command: Sequence[str]
     commit: str | None
     tracking: Mapping[str, str] | None
-    cells: Sequence[RunEntry]
+    runs: Sequence[RunEntry]
     pilot: Sequence[Mapping[str, Any]] = ()
     tuning: Sequence[Mapping[str, Any]] = ()
     matching: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> SweepRecord:
+        """The record from the content of sweep.json, of any version. Raises KeyError or TypeError if it is none."""
+        fields = with_fields(raw, SWEEP_FIELDS)
+        runs = [RunEntry(**entry) for entry in fields.pop("runs")]
+        declared = [with_fields(one, DECLARED_FIELDS) for one in fields.pop("declared")]
+        return cls(**fields, runs=runs, declared=declared)
 
 
 def sweep_folder(runs_dir: Path, name: str) -> Path:
@@ -82,7 +93,7 @@ def read_sweep(folder: Path) -> SweepRecord:
     )
     raw = read_json(path, remedy)
     try:
-        return SweepRecord(**{**raw, "cells": [RunEntry(**entry) for entry in raw["cells"]]})
+        return SweepRecord.of(raw)
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no record of a sweep ({error!r}): it was edited, or the disk fails; {remedy}"
@@ -120,14 +131,12 @@ def record_sweep(
         before = read_sweep(folder) if (folder / FILE).exists() else None
         declared = list(before.declared) if before else []
         # One run per arm, level and seed: a new folder replaces the old one.
-        merged = {
-            (entry.level, entry.arm, entry.seed): entry for entry in (*(before.cells if before else ()), *entries)
-        }
+        merged = {(entry.level, entry.arm, entry.seed): entry for entry in (*(before.runs if before else ()), *entries)}
         if not declared or declared[-1]["fingerprint"] != fingerprint:
-            known = {entry.folder for entry in (*(before.cells if before else ()), *entries)}
+            known = {entry.folder for entry in (*(before.runs if before else ()), *entries)}
             started = sum(run_status(Path(runs_dir) / name) != "new" for name in known)
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            declared.append({"fingerprint": fingerprint, "at": now, "cells_started_before": started})
+            declared.append({"fingerprint": fingerprint, "at": now, "runs_started_before": started})
         kept = [entry for entry in merged.values() if valid is None or entry.folder.rpartition("/")[0] in valid]
         record = SweepRecord(
             name=name,
@@ -137,7 +146,7 @@ def record_sweep(
             command=masked(command if starts or before is None else before.command),
             commit=commit if starts or before is None else before.commit,
             tracking=masked(dict(tracking)) if tracking else before and before.tracking,
-            cells=kept,
+            runs=kept,
             pilot=_replacing(before.pilot if before else (), pilot),
             tuning=_replacing(before.tuning if before else (), tuning),
             matching=_replacing(before.matching if before else (), matching),
@@ -155,7 +164,7 @@ def _replacing(earlier: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
 
 def run_states(folder: Path, record: SweepRecord) -> dict[str, Status]:
     """Run folder (relative to runs_dir) -> that run's status."""
-    return {entry.folder: run_status(folder.parent.parent / entry.folder) for entry in record.cells}
+    return {entry.folder: run_status(folder.parent.parent / entry.folder) for entry in record.runs}
 
 
 def sweep_status(folder: Path, record: SweepRecord) -> str:

@@ -43,11 +43,11 @@ class Terminal(Console):
 
     def __init__(self, stderr: bool = True, **settings: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)
-        self.said_at = -math.inf  # when the last line was printed, on the monotonic clock, in s
+        self.printed_at = -math.inf  # when the last line was printed, on the monotonic clock, in s
 
     def say(self, line: str, word: str = "") -> None:
         """Print a line that the reader's terminal wraps, after a coloured `word`."""
-        self.said_at = time.monotonic()
+        self.printed_at = time.monotonic()
         start = (f"{word} ", "yellow") if word else ""
         self.print(Text.assemble(start, printable(line)), soft_wrap=True)
 

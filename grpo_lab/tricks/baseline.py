@@ -83,7 +83,7 @@ class Baseline(Trick, ABC):
     """Subtracts a baseline from rewards. Rows out of the statistics get 0 and do not affect others.
 
     `group_relative`: compares rows of a group, so a group of equal rewards gets 0. `centres`: the result has both
-    signs, whatever the signs of the rewards. `reads_outcome`: reads the verifier outcome, not the shaped reward.
+    signs, whatever the signs of the rewards. `reads_correctness`: reads correctness, not the shaped reward.
     `scales_itself`: the result is already scaled, so a scale would be the second one. `scales_group_mean`: equals the
     group mean up to a factor. `smallest_group`: rows a group needs for an advantage other than 0. `handles_singletons`:
     the only row of a group in the statistics keeps its raw reward (a convention). `per_token`: gives each token its own
@@ -97,7 +97,7 @@ class Baseline(Trick, ABC):
 
     group_relative: ClassVar[bool]
     centres: ClassVar[bool] = True
-    reads_outcome: ClassVar[bool] = False
+    reads_correctness: ClassVar[bool] = False
     scales_itself: ClassVar[bool] = False
     scales_group_mean: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
@@ -112,7 +112,10 @@ class Baseline(Trick, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        renamed_facts(cls, stretches="scales_group_mean", same_for_all="constant_over_batch", pays_to_go="reward_to_go")
+        renamed_facts(
+            cls, stretches="scales_group_mean", same_for_all="constant_over_batch", pays_to_go="reward_to_go",
+            reads_outcome="reads_correctness",
+        )  # fmt: skip
 
     @property
     def smallest_group(self) -> int:
@@ -308,18 +311,18 @@ class PassAtK(Baseline):
     right = (1 - mean) / sigma
     wrong = (1 - mean - C(wrong - 1, k - 1) / C(n - 1, k - 1)) / sigma
 
-    A response gets the standardised best outcome of a subset of k, averaged over all subsets that contain it. At k = 1
-    this is GroupMean with GroupStd. Differs from them: a group in which every subset has a right answer (wrong < k)
-    gets 0, so easy prompts have no gradient. Reads the outcomes of the n rows in the statistics; a group with n <= k
-    has at most one subset and gets 0. verl's `grpo_passk` differs: it rewards only the best response.
+    A response gets the standardised best correctness of a subset of k, averaged over all subsets that contain it. At
+    k = 1 this is GroupMean with GroupStd. Differs from them: a group in which every subset has a right answer
+    (wrong < k) gets 0, so easy prompts have no gradient. Reads the correctness of the n rows in the statistics; a group
+    with n <= k has at most one subset and gets 0. verl's `grpo_passk` differs: it rewards only the best response.
     """
 
     k: int
 
     group_relative: ClassVar[bool] = True
-    reads_outcome: ClassVar[bool] = True
+    reads_correctness: ClassVar[bool] = True
     scales_itself: ClassVar[bool] = True
-    formula: ClassVar[str] = "mean over subsets of {k} that hold i of (max outcome - pass@{k}) / std"
+    formula: ClassVar[str] = "mean over subsets of {k} that hold i of (max correctness - pass@{k}) / std"
 
     def __post_init__(self) -> None:
         require_field(self.k >= 1, self, "k", "at least 1")
@@ -329,7 +332,7 @@ class PassAtK(Baseline):
         return self.k + 1
 
     def __call__(self, graded: Graded) -> Float[Tensor, "P G"]:
-        right = graded.outcome > 0.5
+        right = graded.correctness > 0.5
         wrong = (graded.in_statistics & ~right).sum(dim=1).tolist()
         pairs = [self._pair(n, w) for n, w in zip(graded.in_statistics.sum(dim=1).tolist(), wrong)]
         worth = torch.tensor(pairs, dtype=graded.reward.dtype).reshape(-1, 2)

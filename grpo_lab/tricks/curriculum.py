@@ -35,8 +35,8 @@ class Memory:
     `looked` is the position in the stream, of all sources together, and `passed` how many problems the curriculum
     skipped there. `places` are the positions in the streams of all sources but the first, `drawn` the problems of each.
     Before a problem's first group `last` is NaN and `best` is -inf. `leftovers` are aborted groups, as plain values.
-    A curriculum that asks again keeps in `asked_at`, for each problem, how many problems had been drawn before it was
-    last, in `asked_again` how often it was asked again, and in `again_now` the batch and how many of it were that.
+    A curriculum that asks again keeps in `drawn_at`, for each problem, how many problems had been drawn before it was
+    last, in `repeats` how often it was asked again, and in `again_now` the batch and how many of it were that.
     """
 
     attempts: Int[Tensor, "S"]  # number of graded responses
@@ -49,8 +49,8 @@ class Memory:
     places: list[int] = field(default_factory=list)
     drawn: list[int] = field(default_factory=list)
     rubrics: dict[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # that a reward gathered, by index
-    asked_at: dict[int, int] = field(default_factory=dict)
-    asked_again: dict[int, int] = field(default_factory=dict)
+    drawn_at: dict[int, int] = field(default_factory=dict)
+    repeats: dict[int, int] = field(default_factory=dict)
     again_now: tuple[int, int] = (0, 0)
 
     @classmethod
@@ -67,7 +67,7 @@ class Memory:
     @property
     def replayed(self) -> int:
         """How many of the problems drawn so far were asked again out of their turn."""
-        return sum(self.asked_again.values())
+        return sum(self.repeats.values())
 
     def copy(self) -> Memory:
         """A copy; `note` on the copy does not change the original."""
@@ -78,12 +78,12 @@ class Memory:
     def note(
         self,
         problems: Int[Tensor, "P"],
-        outcome: Float[Tensor, "P G"],
+        correctness: Float[Tensor, "P G"],
         reward: Float[Tensor, "P G"],
         graded: Bool[Tensor, "P G"],
     ) -> None:
         """Add the results of groups; responses that are not `graded` do not count. No problem may appear twice."""
-        number, right = graded.sum(dim=1), (outcome * graded).sum(dim=1)
+        number, right = graded.sum(dim=1), (correctness * graded).sum(dim=1)
         self.attempts[problems] += number
         self.right[problems] += right
         self.last[problems] = torch.where(number > 0, right / number, self.last[problems])
@@ -435,8 +435,8 @@ class PromptReplay(Curriculum):
         if batch == drawn // pool.batch and number >= int(self.fraction * pool.batch):
             return None
         here, ready = frozenset(members), list[tuple[float, float, int, int]]()
-        for problem, before in memory.asked_at.items():
-            rate, times = float(memory.last[problem]), memory.asked_again.get(problem, 0)
+        for problem, before in memory.drawn_at.items():
+            rate, times = float(memory.last[problem]), memory.repeats.get(problem, 0)
             rested = drawn // pool.batch - before // pool.batch >= self.cooldown
             free = problem in here and problem not in found and problem not in pool.taken
             if rested and free and self.lowest <= rate <= self.highest and times < self.most:
@@ -445,7 +445,7 @@ class PromptReplay(Curriculum):
 
     def drew(self, pool: Pool, before: int, problem: int, again: bool) -> None:
         memory, batch = pool.memory, before // pool.batch
-        memory.asked_at[problem] = before
+        memory.drawn_at[problem] = before
         if again:
-            memory.asked_again[problem] = memory.asked_again.get(problem, 0) + 1
+            memory.repeats[problem] = memory.repeats.get(problem, 0) + 1
             memory.again_now = batch, (memory.again_now[1] if memory.again_now[0] == batch else 0) + 1

@@ -22,7 +22,7 @@ class Signal(Enum):
 
 def without_signal(graded: Graded, signal: Signal) -> Bool[Tensor, "P 1"]:
     """True for groups whose rows in the statistics all have the same correctness (or the same shaped reward)."""
-    values = graded.outcome if signal is Signal.outcome else graded.reward
+    values = graded.correctness if signal is Signal.outcome else graded.reward
     return tied(values, graded.in_statistics)
 
 
@@ -134,7 +134,7 @@ class Refill(GroupFilter, ABC):
     """Generate until the batch is full of groups that carry signal.
 
     The batch size stays the same, and a step generates 1 / (share with signal) times as much. The batch is conditioned
-    on having signal, which pulls its mean outcome towards 1/2. So read the reward of all generated responses. Raises
+    on having signal, which pulls its accuracy towards 1/2. So read the reward of all generated responses. Raises
     Exhausted when `max_rounds` rounds were not enough.
     """
 
@@ -177,7 +177,7 @@ class Refill(GroupFilter, ABC):
 
     def _never_fills(self, made: Groups, found: int, number: int) -> Exhausted:
         """The error to raise when the groups `made`, `found` of them with signal, were not enough."""
-        rate = made.graded.outcome.mean(dim=1)
+        rate = made.graded.correctness.mean(dim=1)
         right, wrong = int((rate == 1).sum()), int((rate == 0).sum())
         return Exhausted(
             f"after {self.max_rounds} rounds of generation {found} of the {number} groups of a batch carry signal "

@@ -90,12 +90,12 @@ class Measured(PassRate):
 
     def written(self) -> str:
         ends = ("[" if self.unsolved or self.low > 0 else "(", "]" if self.solved or self.high < 1 else ")")
-        said = (
+        text = (
             f"of a pass rate in {ends[0]}{self.low:g}, {self.high:g}{ends[1]} over {self.samples} answers of the base"
         )
-        said = said if self.drops else f"ranked over {self.samples} answers of the base"
+        text = text if self.drops else f"ranked over {self.samples} answers of the base"
         guessed = f", none guessed right in {self.tries} tries" if self.tries else ""
-        return f"problems {said}{guessed}{', difficulty by the rate' if self.ranks and self.drops else ''}"
+        return f"problems {text}{guessed}{', difficulty by the rate' if self.ranks and self.drops else ''}"
 
 
 def reason_to_drop(plan: Measured, right: int, graded: int) -> str:

@@ -150,10 +150,10 @@ def _mark_other_languages(rule: ByText, problems: Sequence[Problem], found: list
     """Write into `found` what is in another language."""
     if not rule.languages:
         return
-    tell = _language_teller()
+    language_of = _language_teller()
     for place, problem in enumerate(problems):
-        told = None if found[place] else tell(problem.question)
-        if told is not None and told[0] not in rule.languages and told[1] > rule.certainty:
+        language = None if found[place] else language_of(problem.question)
+        if language is not None and language[0] not in rule.languages and language[1] > rule.certainty:
             found[place] = "language"
 
 
@@ -161,9 +161,9 @@ def _mark_overlap(rule: ByText, problems: Sequence[Problem], evaluated: Sequence
     """Write into `found` what shares many words in a row with a question of evaluation."""
     if not rule.overlap_words:
         return
-    asked = {run for question in evaluated for run in word_runs(question, rule.overlap_words)}
+    evaluated_runs = {run for question in evaluated for run in word_runs(question, rule.overlap_words)}
     for place, problem in enumerate(problems):
-        if not found[place] and not asked.isdisjoint(word_runs(problem.question, rule.overlap_words)):
+        if not found[place] and not evaluated_runs.isdisjoint(word_runs(problem.question, rule.overlap_words)):
             found[place] = "overlap"
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from grpo_lab.checks import require_field, require_not_negative, require_positive
+from grpo_lab.renamed import renamed_facts
 from grpo_lab.tricks.base import NEGLIGIBLE, Trick
 from grpo_lab.types import Float, Graded, Tensor
 
@@ -18,12 +19,16 @@ from grpo_lab.types import Float, Graded, Tensor
 class RewardShaping(Trick, ABC):
     """Adds named components to the reward. Correctness stays unchanged.
 
-    `group_relative`: compares a response with others of its group. `maps_outcome`: adds one number to all right and
+    `group_relative`: compares a response with others of its group. `maps_correctness`: adds one number to all right and
     another to all wrong responses, so it changes the step between them and where 0 lies.
     """
 
     group_relative: ClassVar[bool] = False
-    maps_outcome: ClassVar[bool] = False
+    maps_correctness: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        renamed_facts(cls, maps_outcome="maps_correctness")
 
     @property
     def out_of_proportion(self) -> bool:
@@ -117,7 +122,7 @@ class SoftOverlong(RewardShaping):
 class SoftOverlongCorrectOnly(SoftOverlong):
     """SoftOverlong's ramp on right answers only (ScaleRL, arXiv:2510.13786, eq. 9).
 
-    penalty = SoftOverlong's where the outcome is 1, otherwise 0
+    penalty = SoftOverlong's where the response is right, otherwise 0
 
     Differs from SoftOverlong: an all-wrong group stays tied, so its lengths give no signal. With a factor below 2 a
     long right answer still gets more than a wrong one.
@@ -129,18 +134,18 @@ class SoftOverlongCorrectOnly(SoftOverlong):
         return min(wrong, correct - self.largest)
 
     def __call__(self, graded: Graded) -> Graded:
-        return graded.with_component("soft_overlong", self.penalty(graded) * (graded.outcome > 0.5))
+        return graded.with_component("soft_overlong", self.penalty(graded) * (graded.correctness > 0.5))
 
 
 @dataclass(frozen=True)
 class BackwardCorrection(RewardShaping):
     """Undo on average the mistakes of a verifier whose error rates are known (PGBC, arXiv:2510.00915).
 
-    r = outcome, 0 or 1;  r^ = (r - rho0) / (1 - rho0 - rho1);  added = (correct - wrong) * (r^ - r)
+    r = correctness, 0 or 1;  r^ = (r - rho0) / (1 - rho0 - rho1);  added = (correct - wrong) * (r^ - r)
 
     rho0 is the false positive rate, a share of the wrong responses, and rho1 the false negative rate, a share of the
-    right ones. If mistakes are drawn for each response (reward.per_response of reward=noisy), r^ is the true outcome
-    on average. With two values of reward the map is affine: a baseline that centres turns it into the factor
+    right ones. If mistakes are drawn for each response (reward.per_response of reward=noisy), r^ is on average the
+    true correctness. With two values of reward the map is affine: a baseline that centres turns it into the factor
     1 / (1 - rho0 - rho1) on the advantages, and a division by a deviation removes that too. So it acts on the balance
     with other parts of the reward and with a KL penalty, and on advantages that are not centred. The paper's default is
     baseline=leave_one_out with scale=none.
@@ -151,7 +156,7 @@ class BackwardCorrection(RewardShaping):
     correct: float  # the verifier's reward of a right answer
     wrong: float  # the verifier's reward of a wrong answer
 
-    maps_outcome: ClassVar[bool] = True
+    maps_correctness: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "({correct} - {wrong}) * ((r - {false_positive_rate}) / (1 - {false_positive_rate} - {false_negative_rate}) "
         "- r), r = 1 where right, else 0"
@@ -176,7 +181,7 @@ class BackwardCorrection(RewardShaping):
 
     def __call__(self, graded: Graded) -> Graded:
         of_right, of_wrong = self._ends
-        added = torch.where(graded.outcome > 0.5, torch.full_like(graded.reward, of_right), of_wrong)
+        added = torch.where(graded.correctness > 0.5, torch.full_like(graded.reward, of_right), of_wrong)
         if graded.failed is not None:
             added = added.masked_fill(graded.failed, 0.0)
         return graded.with_component("backward_correction", added)
@@ -215,7 +220,7 @@ class KimiLength(RewardShaping):
         lengths = graded.lengths.to(graded.reward.dtype)
         shortest, longest = lengths.amin(dim=1, keepdim=True), lengths.amax(dim=1, keepdim=True)
         place = 0.5 - (lengths - shortest) / (longest - shortest).clamp(min=1)
-        added = torch.where(graded.outcome > 0.5, place, place.clamp(max=0.0))
+        added = torch.where(graded.correctness > 0.5, place, place.clamp(max=0.0))
         acts = longest > shortest
         if self.begins_at:
             assert graded.progress is not None, "the loop says of every group when it was drawn"
@@ -290,7 +295,7 @@ class L1Max(L1Exact):
 
     def __call__(self, graded: Graded) -> Graded:
         worth = (self.alpha * self._left(graded) + self.delta).clamp(0, 1)
-        return graded.with_component("l1_max", (graded.outcome > 0.5) * (worth - 1))
+        return graded.with_component("l1_max", (graded.correctness > 0.5) * (worth - 1))
 
 
 @dataclass(frozen=True)
@@ -322,4 +327,4 @@ class Unlikeliness(RewardShaping):
         size = graded.logprob.shape[1]
         below = size - 1 - likelier.sum(dim=2)  # G - rank
         added = -self.beta * below / size * graded.reward
-        return graded.with_component("unlikeliness", torch.where(graded.outcome > 0.5, added, 0.0))
+        return graded.with_component("unlikeliness", torch.where(graded.correctness > 0.5, added, 0.0))

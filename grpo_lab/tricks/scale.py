@@ -158,7 +158,7 @@ class Focal(GroupStd):
         return f"(1 - mean_g(right))^{{gamma}} * {super().formula}"
 
     def __call__(self, centred: Float[Tensor, "P G"], graded: Graded) -> Float[Tensor, "P G"]:
-        rate = group_mean((graded.outcome > 0.5).to(centred.dtype), graded.in_statistics)
+        rate = group_mean((graded.correctness > 0.5).to(centred.dtype), graded.in_statistics)
         return (1 - rate) ** self.gamma * super().__call__(centred, graded)
 
 

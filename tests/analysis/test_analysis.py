@@ -559,7 +559,7 @@ def test_a_rebuild_gives_the_same_svg_and_says_its_sources(planted: Callable[...
         assert sources["drawn_by"]["command"] == ["grpo-lab", "figures", "planted"] and "commit" in sources["drawn_by"]
         assert sources["run_commits"] == ["c" * 40] and sources["sweep"]["commit"] == "a" * 40
         assert sources["sweep"]["fingerprint"] == read_design(design()).fingerprint()
-        assert sources["sweep"]["declared"][0]["cells_started_before"] == 0 and len(sources["sweep"]["key"]) == 32
+        assert sources["sweep"]["declared"][0]["runs_started_before"] == 0 and len(sources["sweep"]["key"]) == 32
         assert len(sources["runs"]) == 6
         first = {"arm": "score", "level": "", "seed": 0, "folder": "score/seed=0", "status": "done"}
         assert sources["runs"][0].items() >= {**first, "run_key": "key of seed=0", "mlflow_run_id": None}.items()
@@ -815,11 +815,11 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
 
     def part(seeds: tuple[int, ...]) -> SweepData:
         tables = {name: getattr(whole, name) for name in ("runs", "points", "answers")}
-        entries = [one for one in whole.record.cells if one.seed in seeds]
+        entries = [one for one in whole.record.runs if one.seed in seeds]
         kept = {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
         pilot = [{"level": "", "arm": "mask", "metric": f"active_fraction/{seeds[0]}"}]
         declared = [{**one, "at": f"2026-01-0{1 + seeds[0]}T00:00:00Z"} for one in whole.record.declared]
-        record = replace(whole.record, cells=entries, pilot=pilot, declared=declared)
+        record = replace(whole.record, runs=entries, pilot=pilot, declared=declared)
         return replace(whole, record=record, **kept)
 
     for seeds in ((2,), (0, 1)):
@@ -830,7 +830,7 @@ def test_a_sweep_is_saved_in_parts(planted: Callable[..., SweepData], tmp_path: 
         by = ["level", "seed", "arm", *(["step"] if "step" in getattr(once, name) else [])]
         one, other = (getattr(data, name).sort_values(by).reset_index(drop=True) for data in (once, parts))
         pd.testing.assert_frame_equal(one, other[one.columns])
-    assert sorted(parts.record.cells, key=str) == sorted(once.record.cells, key=str)
+    assert sorted(parts.record.runs, key=str) == sorted(once.record.runs, key=str)
     assert [one["metric"] for one in parts.record.pilot] == ["active_fraction/2", "active_fraction/0"]
     assert [one["at"] for one in parts.record.declared] == ["2026-01-01T00:00:00Z"], "declared once, run in two places"
     # A run that both hold is the one that was run again; another declaration keeps nothing of before.

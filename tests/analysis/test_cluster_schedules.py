@@ -38,7 +38,7 @@ def test_lengths_are_cut_off_as_often_as_asked() -> None:
 
 def test_decoding_is_that_of_the_cost_model_where_memory_bounds_it() -> None:
     """On one engine: a step reads the weights, a token the cache before it."""
-    one = replace(TURNS, cards=1)
+    one = replace(TURNS, gpus=1)
     lengths = LONG_TAIL.draw(np.random.default_rng(1), 40)
     read = USUAL.bandwidth * H100.bandwidth
     contexts = sum(100 * length + length * (length - 1) / 2 for length in lengths)
@@ -81,10 +81,10 @@ def test_one_step_off_hides_the_shorter_of_generation_and_training() -> None:
     generation, training = SPLIT.generation(lengths, work(EQUAL)), SPLIT.training(lengths, work(EQUAL))
     saving = SPLIT.learner.checkpoint() / 50
     assert step.seconds == pytest.approx(max(generation, training + SPLIT.sync()) + saving)
-    assert step.waiting == pytest.approx(abs(generation - training - SPLIT.sync()) / 2)  # half of the cards
+    assert step.waiting == pytest.approx(abs(generation - training - SPLIT.sync()) / 2)  # half of the GPUs
 
 
-def test_on_split_cards_sync_is_one_step_off_with_lag_0_and_off_policy_1() -> None:
+def test_on_split_gpus_sync_is_one_step_off_with_lag_0_and_off_policy_1() -> None:
     runs = [simulate(SPLIT, schedule, work(LONG_TAIL)) for schedule in (OneStepOff(0), Sync(), OffPolicyK(1))]
     assert runs[0] == runs[1] == runs[2]
     assert runs[0].seconds > simulate(SPLIT, OneStepOff(1), work(LONG_TAIL)).seconds
@@ -100,7 +100,7 @@ def test_a_longer_tail_of_the_same_mean_costs_a_synchronous_run_more() -> None:
 def test_streaming_saves_more_the_further_it_may_run_ahead() -> None:
     steps = [simulate(SPLIT, InFlight(lag), work(LONG_TAIL), steps=6, skip=6).seconds for lag in (0, 1, 2, 4)]
     assert steps == sorted(steps, reverse=True) and steps[-1] < 0.6 * steps[0]
-    # Without lag the batch is drawn by the latest weights: no faster than turns on the same cards.
+    # Without lag the batch is drawn by the latest weights: no faster than turns on the same GPUs.
     assert steps[0] >= 0.95 * simulate(SPLIT, Sync(), work(LONG_TAIL), steps=6, skip=6).seconds
 
 
@@ -126,10 +126,8 @@ def test_a_streaming_step_generates_every_token_that_it_trains_on() -> None:
     assert step.seconds == pytest.approx(batch + narrow.sync(), rel=0.1)
 
 
-def test_more_cards_never_make_a_step_longer_and_the_tail_bounds_it() -> None:
-    steps = [
-        simulate(replace(TURNS, cards=cards), Sync(), work(LONG_TAIL), steps=3, skip=0) for cards in (8, 16, 64, 256)
-    ]
+def test_more_gpus_never_make_a_step_longer_and_the_tail_bounds_it() -> None:
+    steps = [simulate(replace(TURNS, gpus=gpus), Sync(), work(LONG_TAIL), steps=3, skip=0) for gpus in (8, 16, 64, 256)]
     assert [step.seconds for step in steps] == sorted((step.seconds for step in steps), reverse=True)
     assert steps[-1].seconds > 4000 * TURNS.engine.step(1, 0)
 
@@ -137,7 +135,7 @@ def test_more_cards_never_make_a_step_longer_and_the_tail_bounds_it() -> None:
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="split them with `generating`"):
         simulate(TURNS, OneStepOff(1), work(EQUAL))
-    with pytest.raises(ValueError, match="below cards"):
+    with pytest.raises(ValueError, match="below gpus"):
         replace(TURNS, generating=16)
     with pytest.raises(ValueError, match="not one response fits"):
         Cluster(SEVEN, replace(H100, memory=34e9), USUAL, 8).slots(work(Lengths(1e6, 0.0, 10**6)))

@@ -167,7 +167,7 @@ TABLE = {
         ("Finished runs: 6 of 6 planned.",),
     ),
     "an empty sweep.json": Row(truncate(SWEEP), (SWEEP, COPY), f"{SWEEP} ", ends=True),
-    "a sweep without runs": Row(write(SWEEP, b"{}"), (SWEEP, "cells", COPY), f"{SWEEP} ", ends=True),
+    "a sweep without runs": Row(write(SWEEP, b"{}"), (SWEEP, "runs", COPY), f"{SWEEP} ", ends=True),
     "a design of no kind": Row(redeclare, (f"{SWEEP}: design.kind: there is no 'add_two'; choose from",), ends=True),
 }
 # What the commands beside `rollouts` do not read, the report excepted.

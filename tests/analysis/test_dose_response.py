@@ -32,7 +32,7 @@ def swept(arms: dict[str, Sequence[str]], seeds: tuple[int, ...] = (0, 1, 2)) ->
     named = dict(zip(data.arms, arms))
     node = planted.node() | {"kind": "arms", "arms": arms, "control": next(iter(arms)), "tricks": {}, "predictions": []}
     design = read_design({name: value for name, value in node.items() if name != "tricks"})
-    record = replace(data.record, cells=[replace(entry, arm=named[entry.arm]) for entry in data.record.cells])
+    record = replace(data.record, runs=[replace(entry, arm=named[entry.arm]) for entry in data.record.runs])
     tables = {name: getattr(data, name).replace({"arm": named}) for name in ("runs", "points", "answers")}
     return replace(data, record=record, design=design, **tables)
 

@@ -56,6 +56,7 @@ def test_fine_tuning_and_the_penalty_by_other_code(rows: dict[str, list[str]]) -
         assert found == pytest.approx(expected, abs=6e-4), (sweep, metric)
 
 
+@pytest.mark.extended
 def test_the_fall_of_strict_accuracy_by_other_code(rows: dict[str, list[str]]) -> None:
     points = saved_points("same_reward").sort_values("step")
     points = points[points.groupby(["arm", "seed"])["step"].transform("max") == 150]  # finished

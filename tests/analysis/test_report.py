@@ -485,7 +485,7 @@ def test_what_is_lost_to_the_number_of_predictions_is_said() -> None:
 
 def test_a_late_declaration_and_a_prediction_without_runs_are_said() -> None:
     data = sweep(tricks=("helps",), downstream={"helps": 0.1}, seeds=(0,))
-    declared = [{"fingerprint": "f", "at": "then", "cells_started_before": 3}]
+    declared = [{"fingerprint": "f", "at": "then", "runs_started_before": 3}]
     data = replace(data, record=replace(data.record, declared=declared))
     finals = final_values(data)
     (judgement,) = judge(data, finals)

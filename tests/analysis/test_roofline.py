@@ -1,4 +1,4 @@
-"""The roofline by hand: shapes of Qwen2.5, a card's data sheet at full efficiency, and what must grow with what."""
+"""The roofline by hand: shapes of Qwen2.5, a GPU's data sheet at full efficiency, and what must grow with what."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = ModelShape(64, 5120, 40, 8, 128, 27648, 152064, tied=False)
 PEAK = Efficiency(1.0, 1.0, 1.0, 1.0, step=0.0, reduce=0.0, reserve=0.0, used=1.0, disk=1e9)
 
 
-def test_shapes_have_the_weights_that_their_cards_state() -> None:
+def test_shapes_have_the_weights_that_their_model_cards_state() -> None:
     """1.54, 7.61 and 32.5 B, says Qwen; the last is 32.76 by its own config.json."""
     assert [round(shape.weights / 1e9, 2) for shape in (SMALL, SEVEN, LARGE)] == [1.54, 7.62, 32.76]
     assert SEVEN.flops.weights == SEVEN.weights - 152064 * 3584 and SMALL.flops.weights == SMALL.weights
@@ -29,7 +29,7 @@ def test_one_response_is_decoded_at_the_speed_of_memory() -> None:
     assert Engine(SEVEN, H100, PEAK).step(1, 0) == pytest.approx(4.22e-3, rel=2e-3)
     # 100 responses of 4,000 tokens add 400,000 * 57,344 B = 22.9 GB
     assert Engine(SEVEN, H100, PEAK).step(100, 400_000) == pytest.approx(4.22e-3 + 6.85e-3, rel=2e-3)
-    assert Engine(SEVEN, H100, PEAK, cards=2).step(1, 0) == pytest.approx(2.11e-3, rel=2e-3)
+    assert Engine(SEVEN, H100, PEAK, gpus=2).step(1, 0) == pytest.approx(2.11e-3, rel=2e-3)
 
 
 def test_many_short_responses_are_decoded_at_the_speed_of_arithmetic() -> None:
@@ -41,12 +41,12 @@ def test_many_short_responses_are_decoded_at_the_speed_of_arithmetic() -> None:
 
 def test_efficiency_and_latency_lengthen_a_step() -> None:
     assert Engine(SEVEN, H100, USUAL).step(1, 0) == pytest.approx(4.22e-3 / 0.7 + 1e-3, rel=2e-3)
-    two = Engine(SEVEN, H100, USUAL, cards=2).step(1, 0)
+    two = Engine(SEVEN, H100, USUAL, gpus=2).step(1, 0)
     assert two == pytest.approx(2.11e-3 / 0.7 + 1e-3 + 56 * 1e-5, rel=2e-3)
 
 
-def test_an_engine_takes_as_many_cards_as_half_full_weights_need() -> None:
-    assert [Engine.of(shape, H100, USUAL).cards for shape in (SMALL, SEVEN, LARGE)] == [1, 1, 2]
+def test_an_engine_takes_as_many_gpus_as_half_full_weights_need() -> None:
+    assert [Engine.of(shape, H100, USUAL).gpus for shape in (SMALL, SEVEN, LARGE)] == [1, 1, 2]
     assert Engine(SEVEN, H100, USUAL).cache_tokens == int((72e9 - 2 * SEVEN.weights) // 57344)
     with pytest.raises(ValueError, match="one node: shard more"):
         Engine.of(LARGE, replace(H100, memory=10e9), USUAL)
@@ -76,9 +76,9 @@ def test_an_update_reads_and_writes_states_and_reduces_gradients() -> None:
 
 
 def test_what_fits() -> None:
-    """16 bytes a weight: 122 GB at 7B, 524 GB at 32B; 65 GB of each card are free."""
-    assert [Learner(SEVEN, H100, USUAL, cards).fits for cards in (1, 2)] == ["offloaded", "yes"]
-    assert [Learner(LARGE, H100, USUAL, cards).fits for cards in (2, 8, 9)] == ["no", "offloaded", "yes"]
+    """16 bytes a weight: 122 GB at 7B, 524 GB at 32B; 65 GB of each GPU are free."""
+    assert [Learner(SEVEN, H100, USUAL, gpus).fits for gpus in (1, 2)] == ["offloaded", "yes"]
+    assert [Learner(LARGE, H100, USUAL, gpus).fits for gpus in (2, 8, 9)] == ["no", "offloaded", "yes"]
     assert Learner(LARGE, H100, USUAL, 8).update > Learner(LARGE, replace(H100, memory=141e9), USUAL, 8).update
 
 

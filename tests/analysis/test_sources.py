@@ -95,7 +95,7 @@ def kept_file(runs: Path) -> Path:
 
 def test_what_was_kept_equals_what_was_parsed(runs: Path, parsed: list[str]) -> None:
     record = read_sweep(runs / "sweeps/small")
-    entries = [*record.cells, type(record.cells[0])("base", "", 7, "small/base/seed=7")]
+    entries = [*record.runs, type(record.runs[0])("base", "", 7, "small/base/seed=7")]
     (runs / "small/+helps/seed=0/metrics.jsonl").write_bytes(b"")
     (runs / "small/+helps/seed=0/DONE").unlink()
     record_sweep(runs, "small", entries, None, record.design, "x", ["x"], None, None)

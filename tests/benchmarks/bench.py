@@ -4,7 +4,7 @@
     .venv/bin/python tests/benchmarks/bench.py --without-trl      the step and its parts, without TRL
     .venv/bin/python tests/benchmarks/bench.py --table FILE       a results file as the tables of README.md
 
-All of it on the CPU; `make gpu` measures a card. Every measurement is a process of its own with the same number of
+All of it on the CPU; `make gpu` measures a GPU. Every measurement is a process of its own with the same number of
 threads. The sides take turns, train the same model on the same problems in the same order, and the first steps of each
 run are left out. TRL has an environment of its own in .bench/trl, made on first use; vLLM is measured where
 `make setup-vllm` installed it. All numbers end in .bench/results/, in a file named after the processor; with --record

@@ -86,7 +86,7 @@ def config(setting: dict[str, Any], folder: str) -> GRPOConfig:
     """As fast as a fair user makes it: one batch, no checkpointing, no logging, no saving; fp32 master weights."""
     steps = len(setting["prompts"]) // setting["problems_per_step"]
     rows = setting["problems_per_step"] * setting["group_size"]
-    # A large vocabulary makes the scores of all rows larger than a card; the arithmetic world's fit at once.
+    # A large vocabulary makes the scores of all rows larger than a GPU; the arithmetic world's fit at once.
     most = rows if setting["device"] == "cpu" else 64
     passes = next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= max(most, setting["group_size"]))
     return GRPOConfig(

@@ -233,7 +233,7 @@ CASES = (
         ("aggregation=prompt_mean",),
     ),
     Case(
-        "outcome_counts_twice",
+        "correctness_counts_twice",
         "reward_shaping=backward_correction scale=gdpo",
         ("scale=none", "reward_shaping=none"),
         beside=frozenset({"correction_is_divided_away"}),
@@ -388,7 +388,7 @@ CASES = (
         ("group_filter=keep", "baseline=leave_one_out"),
     ),
     Case(
-        "reward_is_the_outcome",
+        "reward_is_correctness",
         "group_filter=resample_reward",
         ("reward_shaping=soft_overlong", "group_filter=resample"),
     ),
@@ -828,7 +828,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "signs_are_of_responses": lambda f: (
         f["aggregation.reads_signs"] and any((f["baseline.per_token"], f["teacher.needs_model"]))
     ),
-    "outcome_counts_twice": lambda f: f["scale.reads_components"] and f["reward_shaping.maps_outcome"],
+    "correctness_counts_twice": lambda f: f["scale.reads_components"] and f["reward_shaping.maps_correctness"],
     "baseline_is_not_read": lambda f: (
         f["scale.reads_components"] and not any((f["baseline.is_group_mean"], f["baseline.per_token"]))
     ),
@@ -838,7 +838,7 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
         and not any((f["reward.has_parts"], f["kl.shapes_reward"]))
     ),
     "correction_is_divided_away": lambda f: (
-        f["scale.divides_by_deviation"] and f["baseline.centres"] and f["reward_shaping.maps_outcome"]
+        f["scale.divides_by_deviation"] and f["baseline.centres"] and f["reward_shaping.maps_correctness"]
     ),
     "scale_is_of_responses": lambda f: not f["scale.scales_tokens"] and f["baseline.per_token"],
     "race_has_one_finish": lambda f: f["truncation.generates_twice"] and f["group_filter.races"],
@@ -926,16 +926,16 @@ TRUTH: dict[str, Callable[[Facts], bool]] = {
     "filter_drops_gradient": lambda f: (
         not (f["baseline.group_relative"] or f["scale.zeroes_tied"]) and f["group_filter.removes_rows"]
     ),
-    "reward_is_the_outcome": lambda f: f["reward_shaping.is_no_op"] and f["group_filter.reads_reward"],
+    "reward_is_correctness": lambda f: f["reward_shaping.is_no_op"] and f["group_filter.reads_reward"],
     "share_is_one": lambda f: f["group_filter.removes_rows"] and f["scale.pays_for_signal"] and f["rejection.is_no_op"],
     "shift_is_recentred": lambda f: f["scale.recentres"] and f["baseline.shifts"],
     "baseline_is_recentred": lambda f: f["baseline.constant_over_batch"] and f["scale.recentres"],
     "return_to_go_without_token_penalty": lambda f: f["baseline.reward_to_go"] and not f["kl.shapes_reward"],
     "factor_is_divided_away": lambda f: f["baseline.scales_group_mean"] and f["scale.divides_by_centred"],
     "shaping_is_not_read": lambda f: (
-        not f["reward_shaping.is_no_op"] and f["baseline.reads_outcome"] and not f["group_filter.reads_reward"]
+        not f["reward_shaping.is_no_op"] and f["baseline.reads_correctness"] and not f["group_filter.reads_reward"]
     ),
-    "kl_is_not_read": lambda f: f["kl.shapes_reward"] and f["baseline.reads_outcome"],
+    "kl_is_not_read": lambda f: f["kl.shapes_reward"] and f["baseline.reads_correctness"],
     "rows_weigh_by_length": lambda f: (
         f["surrogate.uses_ratio"]
         and not f["aggregation.rows_weigh_alike"]
@@ -1145,7 +1145,7 @@ def scene_of(updates: str, sampler_precision: str) -> Scene:
     scene = random_scene(3, 4, 4, 6)
     outcome = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 0]], dtype=F64)
     truncated = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 1], [0, 1, 0, 1]], dtype=torch.bool)
-    graded = replace(scene.graded, outcome=outcome, reward=outcome.clone(), truncated=truncated)
+    graded = replace(scene.graded, correctness=outcome, reward=outcome.clone(), truncated=truncated)
     old = scene.logprobs if updates == "one" else scene.old_logprobs
     sampler = old if sampler_precision == "fp32" else scene.rollouts.sampler_logprobs
     return replace(scene, graded=graded, old_logprobs=old, rollouts=replace(scene.rollouts, sampler_logprobs=sampler))
@@ -1211,7 +1211,7 @@ MANY = 4  # idle options, each of which is tried beside a quarter of the others
 WITH_MANY = [name for name in IDLE_SETTINGS if len(CHOICES[RULES[name].axes[0]]) > MANY]
 
 
-@pytest.mark.few(1)
+@pytest.mark.extended  # each idle option alone is in make test
 @pytest.mark.parametrize(
     "name,every",
     [(name, False) for name in IDLE_SETTINGS]
@@ -1428,7 +1428,7 @@ def test_the_lowest_reward_is_declared(option: str, wrong: float) -> None:
     outcome = [[row[0] for row in pair] for pair in pairs]
     reward = [[1.0 if right else wrong for right in pair] for pair in outcome]
     graded = make_graded(
-        reward, outcome=outcome, lengths=[[row[1] for row in pair] for pair in pairs],
+        reward, correctness=outcome, lengths=[[row[1] for row in pair] for pair in pairs],
         target_length=[[20, 20]] * len(pairs),
         progress=[1.0] * len(pairs), logprob=[[-1.0, -2.0]] * len(pairs),
     )  # fmt: skip

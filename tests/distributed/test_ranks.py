@@ -98,7 +98,7 @@ def test_one_process_may_do_all_of_it(name: str, make_run) -> None:
     check_compatible(make_run(*REFUSED[name][0].split()))
 
 
-def test_a_model_of_two_cards_needs_that_many_processes(make_run, monkeypatch) -> None:
+def test_a_model_of_two_gpus_needs_that_many_processes(make_run, monkeypatch) -> None:
     engine = make_run("engine=vllm", "engine.tensor_parallel=2").engine
     assert "1 processes share this run" in (engine.missing() or "")
     monkeypatch.setattr(ranks, "launched", lambda: 4)
@@ -116,7 +116,7 @@ def test_a_sweep_checks_its_runs_for_the_processes_that_it_is_going_to_start(mak
     check_compatible(streams)
 
 
-def test_an_engine_takes_no_card_of_another_learner(make_run, monkeypatch) -> None:
+def test_an_engine_takes_no_gpu_of_another_learner(make_run, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
@@ -124,7 +124,7 @@ def test_an_engine_takes_no_card_of_another_learner(make_run, monkeypatch) -> No
     assert engine.missing() is None, "one learner, on cuda:0"
     with ranks.planned(2):
         assert "on CUDA device 1, the learner's of another process: set it to 2" in engine.missing()
-        assert replace(engine, device_index=0).missing() is None, "each on its own learner's card"
+        assert replace(engine, device_index=0).missing() is None, "each on its own learner's GPU"
         assert replace(engine, device_index=2).missing() is None
 
 

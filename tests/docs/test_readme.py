@@ -242,10 +242,10 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_speed_tables_say_what_was_measured() -> None:
-    """What `bench.py --table` prints of the CPU's results file, and `gpu/run.py --table` of the card's."""
+    """What `bench.py --table` prints of the CPU's results file, and `gpu/run.py --table` of the GPU's."""
     text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
-    on_cpu, on_card = sorted(set(re.findall(r"\((results/\w+\.json)\)", text)))
-    for command, results in (("benchmarks/bench.py", on_cpu), ("gpu/run.py", on_card)):
+    on_cpu, on_gpu = sorted(set(re.findall(r"\((results/\w+\.json)\)", text)))
+    for command, results in (("benchmarks/bench.py", on_cpu), ("gpu/run.py", on_gpu)):
         table = run([sys.executable, f"tests/{command}", "--table", f"tests/benchmarks/{results}"])
         assert table.stdout.strip() in text
 

@@ -209,7 +209,7 @@ def test_weights_of_another_model_are_refused(session: NativeSession) -> None:
 
 
 def test_new_weights_are_not_held_together(session: NativeSession) -> None:
-    """Of several ranks each gets one whole tensor at a time; together they would be a second model on the card."""
+    """Of several ranks each gets one whole tensor at a time; together they would be a second model on the GPU."""
     made: list[weakref.ref[torch.Tensor]] = []
     together = []
 
@@ -364,7 +364,7 @@ def test_attention_of_one_query_is_pytorchs(kv_heads: int, dtype: torch.dtype) -
         theirs, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=0.3)
         assert ours.shape == theirs.shape == (5, 1, 6, 8)
         assert float((ours - theirs).abs().max()) <= bound
-    shared = shared_keys_attention(query, key, value, mask, scaling=0.3)  # what a card takes
+    shared = shared_keys_attention(query, key, value, mask, scaling=0.3)  # what a GPU takes
     assert float((shared - theirs).abs().max()) <= max(bound, 0.02 * (dtype is torch.bfloat16))
 
 

@@ -487,7 +487,7 @@ def test_the_engine_answers_after_a_ctrl_c(session: VllmProcessSession, tiny_bas
     assert all(completion.ids for completion in session.generate(requests_of(tiny_base)))
 
 
-def test_a_port_that_is_taken_and_a_card_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:
+def test_a_port_that_is_taken_and_a_gpu_that_is_not_there_are_said_before_anything_is_loaded(monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -514,7 +514,7 @@ def test_files_of_weights_pass_through_memory_where_there_is_room(tmp_path: Path
 
 
 def test_weights_are_sent_once_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a card this holds the order of the calls."""
+    """Without a GPU this holds the order of the calls."""
     done: list[str] = []
     stream = SimpleNamespace(synchronize=lambda: done.append("waited"))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -527,8 +527,8 @@ def test_weights_are_sent_once_they_are_computed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.vllm
-def test_what_is_sent_between_cards_is_what_vllm_asks_for() -> None:
-    """NCCL itself needs two cards; vLLM's own check of names, types and shapes against what is sent does not."""
+def test_what_is_sent_between_gpus_is_what_vllm_asks_for() -> None:
+    """NCCL itself needs two GPUs; vLLM's own check of names, types and shapes against what is sent does not."""
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightTransferInitRequest
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 

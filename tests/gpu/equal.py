@@ -1,4 +1,4 @@
-"""Whether a card computes what a CPU computes: losses, gradients, log-probs, drawn tokens, whole runs.
+"""Whether a GPU computes what a CPU computes: losses, gradients, log-probs, drawn tokens, whole runs.
 
 python tests/gpu/equal.py --device cuda
 """

@@ -1,4 +1,4 @@
-"""Whether it learns: the arithmetic world with a base made on the card, three seeds at once.
+"""Whether it learns: the arithmetic world with a base made on the GPU, three seeds at once.
 
 python tests/gpu/learn.py --device cuda
 """

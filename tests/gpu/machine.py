@@ -29,13 +29,13 @@ OPTIONAL = {
 _ASK = """
 import json, torch
 found = torch.cuda.is_available()
-card = torch.cuda.get_device_properties(0) if found else None
+gpu = torch.cuda.get_device_properties(0) if found else None
 print(json.dumps({
     "cuda": torch.version.cuda,
     "cards": torch.cuda.device_count() if found else 0,
-    "name": card.name if found else None,
-    "memory_bytes": card.total_memory if found else None,
-    "multiprocessors": card.multi_processor_count if found else None,
+    "name": gpu.name if found else None,
+    "memory_bytes": gpu.total_memory if found else None,
+    "multiprocessors": gpu.multi_processor_count if found else None,
 }))
 """
 
@@ -82,7 +82,7 @@ def absent() -> dict[str, str]:
 
 
 def ask_torch() -> dict[str, Any]:
-    """The first card as torch sees it; asked in a process of its own, so that none of its memory stays taken."""
+    """The first GPU as torch sees it; asked in a process of its own, so that none of its memory stays taken."""
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=180)
     if done.returncode:
         raise RuntimeError(f"torch cannot be imported: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

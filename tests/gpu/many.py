@@ -39,7 +39,7 @@ def rate(times: list[float], begin: float, end: float) -> float:
 
 
 def memory_in_use(device: str) -> int:
-    """Bytes taken of the card by everybody, this process's context included."""
+    """Bytes taken of the GPU by everybody, this process's context included."""
     if device == "cpu":
         return 0
     import torch

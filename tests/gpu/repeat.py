@@ -94,7 +94,7 @@ class Repeats:
         return len(lines) - 1
 
     def compare(self, found: Findings) -> None:
-        """Wait for the runs; on a CPU all bits are the same, on a card it is said where they are not."""
+        """Wait for the runs; on a CPU all bits are the same, on a GPU it is said where they are not."""
         killed_after = self.killing.result()
         first, distance = self._twice(found, "same seed twice, fp32", "first", "second")
         self._end("killed")

@@ -157,24 +157,24 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     if words := machine.complaint():
         sys.exit(f"error: {words}")
     try:
-        card = machine.ask_torch()
+        gpu = machine.ask_torch()
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         sys.exit(f"error: {error}: install torch so that `{sys.executable} -c 'import torch'` works")
-    if options.device == "cuda" and not card["cards"]:
+    if options.device == "cuda" and not gpu["cards"]:
         sys.exit(
-            f"error: torch {machine.version_of('torch')} (CUDA {card['cuda']}) sees no card: install a CUDA build of "
+            f"error: torch {machine.version_of('torch')} (CUDA {gpu['cuda']}) sees no GPU: install a CUDA build of "
             "torch and its driver, or try the code with --device cpu --small"
         )
     versions = machine.versions()
-    device = card["name"] if options.device == "cuda" else machine.processor()
-    memory = f", {card['memory_bytes'] / 2**30:.0f} GiB" if options.device == "cuda" else ""
+    device = gpu["name"] if options.device == "cuda" else machine.processor()
+    memory = f", {gpu['memory_bytes'] / 2**30:.0f} GiB" if options.device == "cuda" else ""
     print(f"device   {device}{memory}, {os.cpu_count()} CPU cores")
-    print(f"software {words_of(versions)}, CUDA {card['cuda']}")
+    print(f"software {words_of(versions)}, CUDA {gpu['cuda']}")
     left_out = machine.absent()
     for name, lost in left_out.items():
         print(f"without  {name}: left out is {lost}" if "nothing" not in lost else f"without  {name}: {lost}")
     return {
-        "machine": {"device": device, "cores": os.cpu_count(), "platform": sys.platform, **card},
+        "machine": {"device": device, "cores": os.cpu_count(), "platform": sys.platform, **gpu},
         "versions": versions,
         "left_out": left_out,
         "small": options.small,

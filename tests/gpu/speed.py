@@ -69,7 +69,7 @@ class Work:
 
     @property
     def microbatch(self) -> int:
-        """Tokens of a training pass that fit the card beside everything else, a power of two."""
+        """Tokens of a training pass that fit the GPU beside everything else, a power of two."""
         if self.found.device == "cpu":
             return 4096
         total = torch.cuda.get_device_properties(0).total_memory

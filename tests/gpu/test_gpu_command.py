@@ -1,4 +1,4 @@
-"""`make gpu` without a card: what it refuses, what it keeps when a part fails, and its parts at the size of a test."""
+"""`make gpu` without a GPU: what it refuses, what it keeps when a part fails, and its parts at the size of a test."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.extended
-def test_a_machine_without_a_card_is_told_what_to_do() -> None:
+def test_a_machine_without_a_gpu_is_told_what_to_do() -> None:
     done = call("equal")
-    assert done.returncode == 1 and "sees no card" in done.stderr and "--device cpu --small" in done.stderr
+    assert done.returncode == 1 and "sees no GPU" in done.stderr and "--device cpu --small" in done.stderr
 
 
 def test_unknown_parts_are_refused() -> None:
@@ -174,7 +174,7 @@ def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_of_other_parts_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card, the file is named after it; a failing check ends the command with its name."""
+    """On a GPU, the file is named after it; a failing check ends the command with its name."""
     parts = {name: part(tmp_path, name, "") for name in ("one", "other")}
     monkeypatch.setattr(driver, "PARTS", parts)
     monkeypatch.setattr(driver, "RESULTS", tmp_path / "results")
@@ -257,7 +257,7 @@ _LEFT_OUT = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", driver.PARTS)
 def test_every_part_runs_on_a_cpu(tmp_path: Path, name: str) -> None:
-    """The code that a card runs, small; what only a card can do is left out and said."""
+    """The code that a GPU runs, small; what only a GPU can do is left out and said."""
     target = tmp_path / "results.json"
     command = [sys.executable, str(DRIVER), name, "--device", "cpu", "--small", "--patience", "4", "--to", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850)

@@ -172,13 +172,13 @@ def test_a_shaped_reward_gives_all_wrong_groups_a_phantom_signal() -> None:
     """By hand: all wrong with a penalty on one length; all right with one; mixed; all wrong and alike; all right."""
     outcome = [[0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
     reward = [[0, -0.5, 0], [1, 1, 0.5], [0, 1, 0], [-0.5, -0.5, -0.5], [1, 1, 1]]
-    graded = make_graded(reward, outcome=outcome)
+    graded = make_graded(reward, correctness=outcome)
     assert has_signal(graded, Signal.outcome) == [2]
     assert has_signal(graded, Signal.reward) == [0, 1, 2]
     # a row that is not counted says nothing: the mixed group without its right response is all wrong
     counted = [[True] * 3, [True] * 3, [True, False, True], [True] * 3, [False] * 3]
-    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.outcome) == []
-    assert has_signal(make_graded(reward, outcome=outcome, in_statistics=counted), Signal.reward) == [0, 1]
+    assert has_signal(make_graded(reward, correctness=outcome, in_statistics=counted), Signal.outcome) == []
+    assert has_signal(make_graded(reward, correctness=outcome, in_statistics=counted), Signal.reward) == [0, 1]
 
 
 # --- what a full batch costs -----------------------------------------------------------------------------------

@@ -219,8 +219,8 @@ class FailsOnEvenRows(Strict):
     may_fail: ClassVar[bool] = True
     always: bool
 
-    def outcomes(self, problems, texts, finished, keys) -> list[float]:
-        judged = super().outcomes(problems, texts, finished, keys)
+    def correctness(self, problems, texts, finished, keys) -> list[float]:
+        judged = super().correctness(problems, texts, finished, keys)
         return [math.nan if self.always or row % 2 == 0 else one for row, one in enumerate(judged)]
 
 

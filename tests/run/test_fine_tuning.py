@@ -119,7 +119,7 @@ def test_a_truncated_answer_is_never_learnt_though_the_reward_calls_it_right(
     state = open_state(run, CPU, own=tmp_path)
     state.session.close()
     (one,) = graded
-    right, whole = one.outcome == 1, ~one.truncated
+    right, whole = one.correctness == 1, ~one.truncated
     assert (right & ~whole).any() and (right & whole).any(), "the reward calls some of either kind right"
     assert {answer.completion.stop for answer in learnt} == {StopReason.EOS} and len(learnt) == (right & whole).sum()
     assert state.start.metrics["sft/right"] == pytest.approx(float((right & whole).double().mean()))

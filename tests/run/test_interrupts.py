@@ -30,7 +30,7 @@ OVERRIDES = (*SMALL, "budget.amount=6", "evaluation.every=2", "checkpoint_every=
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Signals are heard as in a run's own process."""
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
-    monkeypatch.setattr(interrupt, "_asked", False)  # as it is again afterwards
+    monkeypatch.setattr(interrupt, "_requested", False)  # as it is again afterwards
     for number in interrupt.SIGNALS:
         signal.signal(number, signal.default_int_handler)
     interrupt.hear(0.0)
@@ -76,7 +76,7 @@ def goes_on_as_if_nothing_had_happened(
 ) -> None:
     """Whatever is patched is undone first, and no signal has come."""
     monkeypatch.undo()
-    assert not interrupt.asked()
+    assert not interrupt.requested()
     same_ending(whole / "x" / "seed=0", run_in_process(folder, *OVERRIDES, *overrides, name="x"))
 
 
@@ -120,7 +120,7 @@ def test_a_step_that_is_saved_by_a_signal_goes_on_with_the_same_bits_under_other
     at_call(loop, "sync_sampler", [3])
     at_call(recorder, "evaluate", [5])  # the run's second attempt is ended in the evaluation of step 4
     assert ended(tmp_path / "cut", *words).startswith("interrupted: step 3 is finished and saved in ")
-    monkeypatch.setattr(interrupt, "_asked", False)
+    monkeypatch.setattr(interrupt, "_requested", False)
     said = ended(tmp_path / "cut", *words)
     assert "its evaluation was interrupted and will be repeated" in said, said
     goes_on_as_if_nothing_had_happened(tmp_path / "cut", tmp_path / "whole", monkeypatch, *words)
@@ -151,7 +151,7 @@ def test_an_evaluation_that_is_cut_short_twice_is_made_once(
 ) -> None:
     at_call(recorder, "evaluate", [2, 3])
     first = ended(tmp_path)
-    monkeypatch.setattr(interrupt, "_asked", False)
+    monkeypatch.setattr(interrupt, "_requested", False)
     assert ended(tmp_path) == first and checkpoints(tmp_path) == ["step=000002"]
     goes_on_as_if_nothing_had_happened(tmp_path, whole, monkeypatch)
 
@@ -195,14 +195,14 @@ def test_a_second_signal_ends_a_step_at_once_and_says_what_is_computed_again(
     told = "interrupted: it resumes from step 2 and recomputes"
     assert ended(tmp_path, *words) == f"{told} step 3 and the unfinished step 4"
     assert checkpoints(tmp_path) == ["step=000002"]
-    monkeypatch.setattr(interrupt, "_asked", False)
+    monkeypatch.setattr(interrupt, "_requested", False)
     assert ended(tmp_path, *words) == f"{told} the unfinished step 3"
-    monkeypatch.setattr(interrupt, "_asked", False)
+    monkeypatch.setattr(interrupt, "_requested", False)
     with monkeypatch.context() as patched:
         real = loop.open_state
         patched.setattr(loop, "open_state", lambda *given: signal.raise_signal(signal.SIGINT) or real(*given))
         assert ended(tmp_path, *words) == "interrupted: it resumes from step 2: nothing is lost"
-    monkeypatch.setattr(interrupt, "_asked", False)
+    monkeypatch.setattr(interrupt, "_requested", False)
     assert "step 3 is finished and saved" in ended(tmp_path, *words), "the sixth call, once"
     monkeypatch.undo()
     run_in_process(tmp_path / "whole", *OVERRIDES, *words, name="x")
@@ -227,7 +227,7 @@ def test_a_run_that_is_at_its_last_step_comes_to_its_end(
     """The signal comes as step 6 is logged: its numbers and times are checked last, after those of six others."""
     at_call(recorder, "check", [14])
     same_ending(whole / "x" / "seed=0", run_in_process(tmp_path, *OVERRIDES, name="x"))
-    assert interrupt.asked()
+    assert interrupt.requested()
 
 
 @pytest.mark.extended

@@ -296,7 +296,7 @@ MOMENTS = ((1, 0.0), (4, 0.07), (6, 0.0), (9, 0.02), (11, 0.15), (17, 0.04))  # 
 @pytest.mark.timeout(900)  # on a busy machine each of its processes takes a minute to start
 @pytest.mark.parametrize(
     ("moments", "steps", "fresh"),
-    [(MOMENTS[3:4], 12, False), pytest.param(MOMENTS, 24, True, marks=pytest.mark.extended)],
+    [(MOMENTS[2:3], 8, False), pytest.param(MOMENTS, 24, True, marks=pytest.mark.extended)],
     ids=["one", "six"],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(

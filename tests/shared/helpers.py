@@ -133,7 +133,7 @@ def shapes_unchecked() -> Iterator[None]:
 def make_graded(
     reward: Sequence[Sequence[float]],
     *,
-    outcome: Sequence[Sequence[float]] | None = None,
+    correctness: Sequence[Sequence[float]] | None = None,
     lengths: Sequence[Sequence[int]] | None = None,
     sampled_lengths: Sequence[Sequence[int]] | None = None,
     truncated: Sequence[Sequence[bool]] | None = None,
@@ -152,10 +152,10 @@ def make_graded(
     def flags(given: Sequence[Sequence[bool]] | None, default: bool) -> Tensor:
         return torch.full(values.shape, default) if given is None else torch.tensor(given, dtype=torch.bool)
 
-    right = values.clone() if outcome is None else torch.tensor(outcome, dtype=dtype)
+    right = values.clone() if correctness is None else torch.tensor(correctness, dtype=dtype)
     whole = torch.ones(values.shape, dtype=torch.long) if lengths is None else torch.tensor(lengths)
     return Graded(
-        outcome=right,
+        correctness=right,
         reward=values,
         components={"outcome": values},
         lengths=whole,
@@ -244,7 +244,7 @@ def random_scene(
     logprobs, old, sampler, ref = wide
     graded = make_graded(
         to_groups(reward, group_size).tolist(),
-        outcome=to_groups((reward > 0.5).to(F64), group_size).tolist(),
+        correctness=to_groups((reward > 0.5).to(F64), group_size).tolist(),
         lengths=to_groups(torch.tensor(lengths), group_size).tolist(),
         truncated=to_groups(truncated, group_size).tolist(),
         target_length=[[longest // 2] * group_size] * problems,
@@ -374,7 +374,7 @@ def inputs_of(run: RunConfig, scene: Scene) -> StepInputs:
         scene.ref_logprobs,
         weights if share is None else None,
         run.entropy.start,
-        scene.graded.outcome.flatten() > 0.5,
+        scene.graded.correctness.flatten() > 0.5,
         share,
     )
 

@@ -131,7 +131,7 @@ def synthetic_sweep(planted: Planted, seed: int = 0) -> SweepData:
     """The sweep in memory; `seed` draws other noise for the same truths."""
     entries = [_run_data(planted, arm, run_seed, seed) for run_seed in planted.seeds for arm in planted.design.arms]
     records = [RunEntry(entry.row["arm"], "", entry.row["seed"], entry.row["folder"]) for entry in entries]
-    declared = [{"fingerprint": planted.design.fingerprint(), "at": "SYNTHETIC", "cells_started_before": 0}]
+    declared = [{"fingerprint": planted.design.fingerprint(), "at": "SYNTHETIC", "runs_started_before": 0}]
     record = SweepRecord(planted.name, "synthetic", planted.node(), declared, COMMAND, None, None, records)
     return assemble(record, entries, "SYNTHETIC numbers")
 
@@ -141,7 +141,7 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
     data = synthetic_sweep(planted, seed)
     fingerprint = planted.design.fingerprint()
     record_sweep(
-        runs_dir, planted.name, data.record.cells, None, planted.node(), fingerprint, COMMAND, None, None
+        runs_dir, planted.name, data.record.runs, None, planted.node(), fingerprint, COMMAND, None, None
     )  # fmt: skip
     points = dict(list(data.points.groupby(["arm", "seed"])))
     answers = dict(list(data.answers.groupby(["arm", "seed"])))
@@ -162,7 +162,7 @@ def write_synthetic(planted: Planted, runs_dir: Path, seed: int = 0) -> None:
 
 def describe_runs(runs: Path, name: str) -> None:
     """Complete run.json of a synthetic sweep's runs, as the loop writes it and a mirror needs it."""
-    for entry in read_sweep(runs / "sweeps" / name).cells:
+    for entry in read_sweep(runs / "sweeps" / name).runs:
         path = runs / entry.folder / "run.json"
         added = {
             "name": f"s{entry.seed} {entry.arm}",

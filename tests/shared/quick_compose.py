@@ -7,6 +7,8 @@ time, as are the classes of a plugin.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from hydra._internal.config_repository import CachingConfigRepository, ConfigRep
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig
+from omegaconf.base import Box
 
 ROOT = Path(__file__).parents[2]
 _PATCHED = (
@@ -77,8 +80,21 @@ def compose_from_defaults(loader: ConfigLoaderImpl, defaults: list, repo: Any) -
         return compose(loader, defaults, repo)
     key = folders, tuple(map(astuple, defaults))
     if key not in _configs:
-        _configs[key] = compose(loader, defaults, repo)
+        with _without_new_parents():
+            _configs[key] = compose(loader, defaults, repo)
+        _configs[key]._re_parent()
     return deepcopy(_configs[key])
+
+
+@contextmanager
+def _without_new_parents() -> Iterator[None]:
+    """Let merging not correct every node's parent after each of a hundred files; the caller does it once at the end."""
+    correct = Box._re_parent
+    Box._re_parent = lambda self: None
+    try:
+        yield
+    finally:
+        Box._re_parent = correct
 
 
 def load_config(repo: ConfigRepository, config_path: str) -> Any:

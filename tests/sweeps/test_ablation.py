@@ -334,7 +334,7 @@ def test_one_line_runs_every_arm_and_records_what_was_typed(ran: Ran) -> None:
     assert ran.name == "add,aggregation=token_mean,surrogate=ppo_higher,recipe=plain,budget.amount=3,world=tiny"
     record = read_sweep(ran.runs / "sweeps" / ran.name)
     arms = ("plain", "surrogate=ppo_higher", "aggregation=token_mean")
-    assert [(entry.arm, entry.seed) for entry in record.cells] == [(arm, seed) for seed in (0, 1) for arm in arms]
+    assert [(entry.arm, entry.seed) for entry in record.runs] == [(arm, seed) for seed in (0, 1) for arm in arms]
     assert record.command[3:] == [*shlex.split(ran.line)[3:], "-m"] and record.declared[0]["fingerprint"] == ""
     design = read_design(record.design)
     assert design.exploratory and list(design.arms) == list(arms) and design.predictions == ()

@@ -89,7 +89,7 @@ def test_a_run_whose_server_has_died_says_so_and_the_next_has_another_server(
         wait_until(lambda: output.exists() and "at work" in output.read_text())
         (server,) = (pid for pid in children_of(os.getpid()) if "multiprocessing.forkserver" in command_of(pid))
         os.kill(server, signal.SIGKILL)
-        assert ended(run) == 255 and run.said == "the process that forked it has died"
+        assert ended(run) == 255 and run.message == "the process that forked it has died"
         wait_until(lambda: not alive(run.process.pid))  # by itself
     finally:
         run.kill()  # this process waits for its children when it ends

@@ -1,4 +1,4 @@
-"""Experiments for a card: what each states about its cost is what the measured step says."""
+"""Experiments for a GPU: what each states about its cost is what the measured step says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_hours_that_an_experiment_states(path: Path) -> None:
     assert abs(int(stated) - runs * sum(hours_of(level, tokens) for level in design.levels)) < 1
 
 
-def test_every_question_of_a_card_can_be_asked_without_a_hub() -> None:
+def test_every_question_of_a_gpu_can_be_asked_without_a_hub() -> None:
     """By its part of the smallest model, but for templates, which a base model is asked with, and for a teacher."""
     for path in REAL:
         parts = load_design(path).parts

@@ -113,6 +113,7 @@ def write_pilot(planned: PlannedRun, compose: Callable, norms: Sequence[float]) 
     (planned.folder / "error.txt").write_text("FloatingPointError: planted")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("power", "factors", "off"),
     [
@@ -202,7 +203,7 @@ def test_a_sweep_with_matched_arms(tmp_path: Path, tiny_base: Path, monkeypatch,
     assert found.before == pytest.approx(found.control / 5, rel=0.2) and found.factor == pytest.approx(5, rel=0.2)
     assert abs(found.off) <= 0.05 and found.learning_rate == pytest.approx(0.02 * found.factor, rel=1e-3)
     assert "Matched update norms, in the pilot" in said and f"{found.factor:.3f}" in said
-    folders = {entry.arm: runs / entry.folder for entry in record.cells}
+    folders = {entry.arm: runs / entry.folder for entry in record.runs}
     assert len(folders) == 3 and f"learning_rate={found.learning_rate!r}" in str(folders["smaller_matched_norm"])
     rates = {arm: metrics_of(folder)[-1]["metrics"]["train/learning_rate"] for arm, folder in folders.items()}
     assert rates["smaller_matched_norm"] / rates["smaller"] == pytest.approx(found.factor, rel=1e-3)

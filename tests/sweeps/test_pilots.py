@@ -210,14 +210,14 @@ def test_a_sweep_runs_the_arm_that_acts_and_not_the_one_that_could_not(
         ("higher", False),
         ("mask", True),
     ]
-    assert {(entry.arm, entry.seed) for entry in record.cells} == {("plain", 0), ("mask", 0)}
-    assert {entry.seed for entry in read_sweep(sweep_folder(pilots, "acting")).cells} == {1}
+    assert {(entry.arm, entry.seed) for entry in record.runs} == {("plain", 0), ("mask", 0)}
+    assert {entry.seed for entry in read_sweep(sweep_folder(pilots, "acting")).runs} == {1}
 
     # The verdict's reason: the pilot's numbers for the arm that was not run; the sweep's own for the other.
     data = load_sweep(runs, "acting")
     assert list(failed_checks(data)) == [("", "higher")] and failed_checks(data)["", "higher"].endswith("in the pilot")
     assert [check.arm for check in manipulation_checks(data)] == ["mask"] and set(data.runs["base"]) == {0}
-    folder = runs / record.cells[0].folder
+    folder = runs / record.runs[0].folder
     described = json.loads((folder / "run.json").read_text())
     assert described["tags"] == {"sweep": "acting", "arm": "plain", "base": 0}
     assert (folder / described["sweep_folder"]).resolve() == sweep_folder(runs, "acting").resolve()

@@ -229,7 +229,7 @@ def test_signals_that_come_together_are_one_interrupt(monkeypatch: pytest.Monkey
     """As where Slurm tells every process of a job and the first passes it on; a second Ctrl-C is another."""
     heard = interrupt.SIGNALS
     before = {number: signal.getsignal(number) for number in heard}
-    monkeypatch.setattr(interrupt, "_asked", False)  # as it is again afterwards
+    monkeypatch.setattr(interrupt, "_requested", False)  # as it is again afterwards
     interrupt.hear(1.0)
     try:
         with pytest.raises(KeyboardInterrupt):

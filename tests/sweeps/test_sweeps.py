@@ -267,7 +267,7 @@ def test_the_forms_of_a_list() -> None:
 def test_what_is_the_sweeps_own_is_handed_to_no_run() -> None:
     own = ["+experiments=overlong", "experiments=overlong", "design.part=demo", "design.seeds=[1]"]
     assert all(map(is_own, own))
-    assert not any(map(is_own, ["+design_of=x", "truncation=score", "cell.arm=design", "task=experiments"]))
+    assert not any(map(is_own, ["+design_of=x", "truncation=score", "label.arm=design", "task=experiments"]))
     assert plan_runs(None, own)[0].overrides == ("seed=0",)
 
 
@@ -438,7 +438,7 @@ def test_a_run_of_another_base_is_what_it_would_be_alone(runs_of: Callable) -> N
                 planned for planned in together
                 if (planned.run.model.base, planned.run.seed, planned.run.truncation) == (base, 4, alone.run.truncation)
             )  # fmt: skip
-            assert (same.folder, replace(same.run, cell=alone.run.cell)) == (alone.folder, alone.run)
+            assert (same.folder, replace(same.run, label=alone.run.label)) == (alone.folder, alone.run)
 
 
 def test_a_value_that_follows_the_seed_follows_each_run(runs_of: Callable) -> None:
@@ -594,7 +594,7 @@ def test_a_run_is_the_run_that_its_words_give_by_hand(
     name = sweep_name(None, typed)
     for planned, value in zip(runs_of(None, *typed), values, strict=True):
         run = to_run(compose_config(overrides_for(planned, name)))
-        assert run == planned.run and (run.cell.sweep, run.cell.arm) == (name, planned.plan.arm)
+        assert run == planned.run and (run.label.sweep, run.label.arm) == (name, planned.plan.arm)
         by_hand = [*words, f"{swept}={value}"]
         recipe = next((word.partition("=")[2] for word in by_hand if word.startswith("recipe=")), "plain")
         assert planned.folder == tmp_path / run_name(recipe, by_hand) / "seed=0"
@@ -647,11 +647,11 @@ def test_the_record_unites_the_parts_of_a_design_and_keeps_its_key(tmp_path: Pat
     key = read_sweep(folder).key
     assert record(tmp_path, ["c", "b"], ["a", "b", "c"]) == folder == sweep_folder(tmp_path, "probe")
     both = read_sweep(folder)
-    assert [entry.arm for entry in both.cells] == ["a", "b", "c"] and both.key == key
+    assert [entry.arm for entry in both.runs] == ["a", "b", "c"] and both.key == key
     assert [entry["fingerprint"] for entry in both.declared] == ["f"]
     assert both.tracking["uri"] == "sqlite:////x.db", "a command without MLflow does not forget where it is shown"
     lists = record(tmp_path, ["d"], None)
-    assert [entry.arm for entry in read_sweep(lists).cells] == ["a", "b", "c", "d"], "lists on a command line add up"
+    assert [entry.arm for entry in read_sweep(lists).runs] == ["a", "b", "c", "d"], "lists on a command line add up"
 
 
 def test_a_changed_declaration_is_added_and_drops_the_runs_it_cannot_reach(tmp_path: Path) -> None:
@@ -660,8 +660,8 @@ def test_a_changed_declaration_is_added_and_drops_the_runs_it_cannot_reach(tmp_p
     (tmp_path / "b" / "seed=0" / "run.json").write_text("{}")
     record(tmp_path, ["b", "c"], ["b", "c"], "g")
     changed = read_sweep(folder)
-    assert [entry.arm for entry in changed.cells] == ["b", "c"]
-    told = [(entry["fingerprint"], entry["cells_started_before"]) for entry in changed.declared]
+    assert [entry.arm for entry in changed.runs] == ["b", "c"]
+    told = [(entry["fingerprint"], entry["runs_started_before"]) for entry in changed.declared]
     assert told == [("f", 0), ("g", 1)], "one of its runs had been started when it was declared"
     assert all(entry["at"].endswith("Z") for entry in changed.declared)
     record(tmp_path, ["b"], ["b", "c"], "f")
@@ -893,10 +893,10 @@ def test_a_declaration_changed_after_the_runs_says_so_whatever_the_command_cover
     record(0, "one")
     write_json(tmp_path / "score" / "seed=0" / "run.json", {})
     late = record(1, "two")
-    assert [entry["cells_started_before"] for entry in late.declared] == [0, 1]
+    assert [entry["runs_started_before"] for entry in late.declared] == [0, 1]
     same = record(1, "two", starts=False, commit="b")
     assert (same.commit, same.command) == ("a", ["a"]), "a command that starts nothing made nothing"
     renamed = record_sweep(
         tmp_path, "probe", [RunEntry("score", "", 1, "new/seed=1")], None, None, "two", ["c"], "c", None
     )
-    assert [entry.folder for entry in read_sweep(renamed).cells] == ["score/seed=0", "new/seed=1"]
+    assert [entry.folder for entry in read_sweep(renamed).runs] == ["score/seed=0", "new/seed=1"]

@@ -1,4 +1,4 @@
-"""A worker of the grader pool that gives every answer a part of the score; test_outcomes.py starts it as a script."""
+"""A worker of the grader pool that gives every answer a part of the score; test_correctness.py starts it."""
 
 import sys
 from pathlib import Path

@@ -54,7 +54,7 @@ def graded(grader: Grader, pairs: list[tuple[str, str]]) -> tuple[list[float], l
     keys = [NoiseKey(0, "test", 0, place, 0) for place in range(len(pairs))]
     grades = grader.checked_grades(problems, [text for _, text in pairs], [True] * len(pairs), keys)
     _, most = grader.bounds(True)
-    return grades.outcomes, [sum(parts) == pytest.approx(most) for parts in zip(*grades.components.values())]
+    return grades.correctness, [sum(parts) == pytest.approx(most) for parts in zip(*grades.components.values())]
 
 
 @pytest.mark.extended

@@ -351,7 +351,7 @@ def test_reward_values_are_exact_and_leave_the_outcome_alone() -> None:
     plus_minus = from_yaml(Strict, "reward/strict_plus_minus")
     responses = ([asked("33")] * 2, ["#33", "#34"], [True] * 2, [])
     graded = plus_minus.grades(*responses)
-    assert graded.outcomes == [1.0, 0.0] and graded.components == {"outcome": [1.0, -1.0]}
+    assert graded.correctness == [1.0, 0.0] and graded.components == {"outcome": [1.0, -1.0]}
     assert plus_minus.bounds(True) == (1.0, 1.0) and plus_minus.bounds(False) == (-1.0, -1.0)
     assert plus_minus(asked("33"), "#33", True) == 1.0 and plus_minus(asked("33"), "#34", True) == 0.0
     for name, kind in (("strict", Strict), ("lenient", Lenient)):

@@ -73,6 +73,7 @@ def test_graders_that_compare_nothing_are_not_tried(function: str, caplog: pytes
     assert "on the data's own samples: none of the right answers" in caplog.text
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("option", [*sorted(path.stem for path in (conf_folder() / "reward").glob("*.yaml")), "always"])
 def test_a_run_on_data_tries_its_graders(
     option: str, function: str, tiny_base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

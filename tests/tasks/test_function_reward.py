@@ -70,7 +70,7 @@ def reward(file: Path, *names: str, **changes: object) -> FunctionReward:
 
 def graded(one: FunctionReward, texts: list[str], finished: bool = True) -> tuple[list[float], list[float]]:
     grades = one.checked_grades(PROBLEMS[: len(texts)], texts, [finished] * len(texts), [])
-    return grades.outcomes, [sum(row) for row in zip(*grades.components.values())]
+    return grades.correctness, [sum(row) for row in zip(*grades.components.values())]
 
 
 def test_the_number_is_the_reward_and_from_correct_at_on_it_is_correct(path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_number_is_the_reward_and_from_correct_at_on_it_is_correct(path: Pat
 def test_several_functions_and_their_weights(path: Path) -> None:
     both = reward(path, "score", "brief", weights=[1.0, 0.2])
     grades = both.checked_grades(PROBLEMS[:2], ["1", "xyz"], [True, True], [])
-    assert grades.outcomes == [1.0, 0.0] and grades.components == {"score": [1.0, 0.5], "brief": [0.2, 0.0]}
+    assert grades.correctness == [1.0, 0.0] and grades.components == {"score": [1.0, 0.5], "brief": [0.2, 0.0]}
     assert (both.bounds(True), both.bounds(False)) == ((1.0, 1.2), (0.0, 1.2))
     assert both.written() == "score + 0.2 brief; correct if score >= 1"
     scaled = replace(both, correct=1.0, wrong=-1.0)
@@ -181,9 +181,9 @@ def test_functions_written_for_verl_and_trl_are_called_as_they_are(tmp_path: Pat
     for name in ("verl", "trl"):
         one = reward(tmp_path / "theirs.py", name)
         grades = one.checked_grades(problems[:2], ["1", "x"], [True, True], [])
-        assert grades.outcomes == [1.0, 0.0], name
+        assert grades.correctness == [1.0, 0.0], name
     none = reward(tmp_path / "theirs.py", "nothing").checked_grades(problems[:1], ["1"], [True], [])
-    assert math.isnan(none.outcomes[0]), "TRL skips such a response"
+    assert math.isnan(none.correctness[0]), "TRL skips such a response"
 
 
 def test_what_ends_a_process_or_takes_its_memory_is_a_failure(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from sampling import asked
 
 from grpo_lab import cli
 from grpo_lab.tasks.base import Grader
-from grpo_lab.tasks.grader_errors import Pair, errors_text, outcomes, pairs
+from grpo_lab.tasks.grader_errors import Pair, correctness_of, errors_text, pairs
 from grpo_lab.tasks.math_answers import BoxedOnly, MathVerify, PlainMath, Reading
 
 PAIRS = pairs()
@@ -33,7 +33,7 @@ PAIRS = pairs()
     ids=["reward=math", "verifier=math"],
 )
 def test_no_wrong_answer_passes_and_hardly_a_right_one_fails(grader: Grader, known: set[tuple[str, str]]) -> None:
-    said = outcomes(grader, PAIRS)
+    said = correctness_of(grader, PAIRS)
     wrong = [(pair, verdict) for pair, verdict in zip(PAIRS, said) if verdict != pair.right]
     assert not [pair for pair, verdict in wrong if verdict == 1]
     assert len(wrong) <= 0.02 * len(PAIRS)

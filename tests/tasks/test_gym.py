@@ -133,9 +133,9 @@ def test_the_family_judges_and_the_same_answer_in_other_words_may_be_right() -> 
     entry = json.loads(problem.details)["entry"]
     other = f"({problem.answer})"
     texts = [rf"\boxed{{{text}}}" for text in (problem.answer, other, str(entry["metadata"]["target"]), "9**9**9**9")]
-    first = marked.outcomes([problem] * 4, texts, [True] * 4, [])
+    first = marked.correctness([problem] * 4, texts, [True] * 4, [])
     assert first[:3] == [1.0, 1.0, 0.0]
-    assert marked.outcomes([problem] * 2, texts[:2], [False] * 2, []) == [0.0, 0.0], "a response has to end"
+    assert marked.correctness([problem] * 2, texts[:2], [False] * 2, []) == [0.0, 0.0], "a response has to end"
     assert marked(problem, "no answer at all", True) == 0.0
 
 
@@ -144,7 +144,7 @@ def test_an_answer_that_takes_too_long_has_failed_and_no_other() -> None:
     problem = task_of("countdown", *SMALL).problems("train")[0]
     quick = replace(marked, seconds=2.0)
     texts = [r"\boxed{9**9**9**9**9}", rf"\boxed{{({problem.answer})}}", r"\boxed{1+1}"]
-    failed, right, wrong = quick.outcomes([problem] * 3, texts, [True] * 3, [])
+    failed, right, wrong = quick.correctness([problem] * 3, texts, [True] * 3, [])
     assert (math.isnan(failed) or failed == 0.0) and (right, wrong) == (1.0, 0.0)
 
 
@@ -174,5 +174,5 @@ def test_problems_of_a_table_are_refused_before_a_run_begins(details: str) -> No
 
 def test_a_problem_of_another_task_is_a_failure_and_no_wrong_answer() -> None:
     stranger: Problem = asked("12", "7+5?")
-    assert marked.outcomes([stranger], [r"\boxed{12}"], [True], []) == [1.0]
-    assert math.isnan(marked.outcomes([stranger], [r"\boxed{13}"], [True], [])[0])
+    assert marked.correctness([stranger], [r"\boxed{12}"], [True], []) == [1.0]
+    assert math.isnan(marked.correctness([stranger], [r"\boxed{13}"], [True], [])[0])

@@ -36,7 +36,7 @@ UNCLOSED = r"\boxed{72} and \boxed{" * 5_000
 
 
 def outcomes(reward: MathVerify, gold: str, texts: list[str], finished: bool = True) -> list[float]:
-    return reward.outcomes([asked(gold)] * len(texts), texts, [finished] * len(texts), [])
+    return reward.correctness([asked(gold)] * len(texts), texts, [finished] * len(texts), [])
 
 
 # Pairs
@@ -532,10 +532,10 @@ def test_threads_take_turns(faulty_pool: GraderPool) -> None:
 def test_two_calls_give_the_same_results() -> None:
     golds = [str(number) for number in range(20)]
     texts = [_box(rf"\frac{{{2 * (number + number % 3)}}}{{2}}") for number in range(20)]
-    first, second = (strict.outcomes(list(map(asked, golds)), texts, [True] * 20, []) for _ in range(2))
+    first, second = (strict.correctness(list(map(asked, golds)), texts, [True] * 20, []) for _ in range(2))
     assert first == second == [float(number % 3 == 0) for number in range(20)]
     one = MathVerify(1.0, 0.0, Reading.strict, seconds=PATIENCE_S, workers=1)
-    assert one.outcomes(list(map(asked, golds)), texts, [True] * 20, []) == first
+    assert one.correctness(list(map(asked, golds)), texts, [True] * 20, []) == first
 
 
 PARENT = """
@@ -638,7 +638,7 @@ def test_what_the_grader_failed_on_is_out_of_statistics_and_loss() -> None:
     failed = torch.tensor([[False, False, True, False], [True, True, False, True]])
     assert graded.failed is not None and torch.equal(graded.failed, failed)
     assert torch.equal(graded.in_statistics, ~failed) and torch.equal(graded.in_loss, ~failed)
-    assert graded.outcome.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+    assert graded.correctness.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
     assert graded.reward.tolist() == [[1, -1, 0, -1], [0, 0, -1, 0]]
     assert torch.equal(graded.verdict.isnan(), failed)
 

@@ -172,8 +172,8 @@ def test_each_fixed_rubric_is_a_component_and_the_outcome_is_whether_the_score_i
     # positive weights sum to 4; aabc: (3 * 0.5 + 1 * 0.25 - 2 * 0.25) / 4 = 0.375 + 0.0625 - 0.125 = 0.3125
     grades = reward.grades([SIX] * 3, texts, [True, True, False], [])
     assert grades.components == {"a": [0.75, 0.375, 0.0], "b": [0.0, 0.0625, 0.0], "c": [0.0, -0.125, -0.5]}
-    assert grades.outcomes == [1.0, 0.0, 0.0]
-    assert replace(reward, threshold=0.3125).grades([SIX] * 3, texts, [True] * 3, []).outcomes == [1.0, 1.0, 0.0]
+    assert grades.correctness == [1.0, 0.0, 0.0]
+    assert replace(reward, threshold=0.3125).grades([SIX] * 3, texts, [True] * 3, []).correctness == [1.0, 1.0, 0.0]
     assert "Q:1+5=\nA:6\nRUBRIC:share of a\nRESPONSE:aabc" in server.prompts
     assert reward.bounds(right=True) == (0.5, 1.0) and reward.bounds(right=False) == (-0.5, 0.5)
     # from -1 to 1: twice the width, and what a wrong answer earns is a component of its own
@@ -204,7 +204,7 @@ def test_a_problem_brings_rubrics_of_its_own(server: JudgeServer) -> None:
     assert grades.components == {"a": [0.0625, 0.25], "problem": [0.3125, 0.0]}
     alone = replace(reward, rubrics={})
     graded = alone.grades([replace(SIX, details=own), SIX], ["abbc", "abbc"], [True] * 2, [])
-    assert graded.components["problem"][0] == pytest.approx(1.25 / 3) and math.isnan(graded.outcomes[1])
+    assert graded.components["problem"][0] == pytest.approx(1.25 / 3) and math.isnan(graded.correctness[1])
     alone.check([replace(SIX, details=own)])
     with pytest.raises(ValueError, match=r"the problem '1\+5=' brings no rubric of positive weight: name the column"):
         alone.check([replace(SIX, details=own), SIX])
@@ -223,7 +223,7 @@ def test_a_score_that_cannot_be_read_fails_the_response_and_nothing_else(server:
     graded = grade(replace(make_rollouts([2, 2, 2], 3), problems=(SIX,)), ["#6", "ab", "aa"], both, [])
     assert graded.failed is not None and graded.failed.tolist() == [[False, True, False]]
     assert graded.in_statistics.tolist() == graded.in_loss.tolist() == [[True, False, True]]
-    assert graded.reward.tolist() == [[1.0, 0.0, 1.0]] and graded.outcome.tolist() == [[1.0, 0.0, 0.0]]
+    assert graded.reward.tolist() == [[1.0, 0.0, 1.0]] and graded.correctness.tolist() == [[1.0, 0.0, 0.0]]
 
 
 def test_a_judge_that_never_gives_a_score_is_an_error_with_a_remedy(server: JudgeServer) -> None:
@@ -333,7 +333,7 @@ def test_an_evolving_rubric_without_scores_is_dropped_and_the_run_goes_on(
         monkeypatch.setattr(_Live, "_one", failing)
     server.answer = lambda prompt: said if said and "RUBRIC:share of b" in prompt else judged(prompt)
     problem = replace(SIX, rubrics=(("share of b", 1.0),))
-    assert all(map(math.isnan, reward.grades([problem] * 2, texts, [True] * 2, []).outcomes))
+    assert all(map(math.isnan, reward.grades([problem] * 2, texts, [True] * 2, []).correctness))
     assert reward.learnt([problem], [texts]) == reward.learnt([problem], [texts]) == [()]
     both = replace(problem, rubrics=(*problem.rubrics, ("share of a ", 1.0)))
     assert reward.learnt([both, SIX], [texts, texts]) == [(("share of a ", 1.0),), ()]

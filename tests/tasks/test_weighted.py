@@ -40,10 +40,10 @@ class FailsOnShort(Strict):
 
 def test_the_reward_is_the_weighted_sum_and_the_outcome_that_of_one_part() -> None:
     grades = BOTH.grades([SIX] * 3, TEXTS, [True] * 3, [])
-    assert grades.outcomes == [1.0, 0.0, 0.0]
+    assert grades.correctness == [1.0, 0.0, 0.0]
     assert grades.components == {"strict": [2.0, -2.0, -2.0], "format": [0.25, 0.25, 0.0]}
     other = replace(BOTH, outcome_of="format", wrong=0.0).grades([SIX] * 3, TEXTS, [True] * 3, [])
-    assert other.outcomes == [1.0, 1.0, 0.0] and other.components == grades.components
+    assert other.correctness == [1.0, 1.0, 0.0] and other.components == grades.components
     # Near has two components of its own: 1 for what is right, and 0.5 for 7, which is one off.
     of_near = Weighted(1.0, 0.0, {"near": NEAR, "strict": STRICT}, {"near": 4.0, "strict": 1.0}, "near")
     assert of_near.grades([SIX] * 3, TEXTS, [True] * 3, []).components["near"] == [4.0, 2.0, 0.0]
@@ -75,7 +75,7 @@ def test_a_part_with_the_name_of_a_length_penalty_is_refused_with_a_remedy() -> 
 def test_graded_rollouts_hold_the_parts_and_their_sum() -> None:
     rollouts = replace(make_rollouts([3, 2, 1], 3), problems=(SIX,))
     graded = grade(rollouts, TEXTS, BOTH, [])
-    assert graded.reward.tolist() == [[2.25, -1.75, -2.0]] and graded.outcome.tolist() == [[1.0, 0.0, 0.0]]
+    assert graded.reward.tolist() == [[2.25, -1.75, -2.0]] and graded.correctness.tolist() == [[1.0, 0.0, 0.0]]
     assert list(graded.components) == ["strict", "format"]
     assert graded.failed is not None and not graded.failed.any()
 

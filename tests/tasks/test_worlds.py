@@ -155,14 +155,14 @@ def test_mistakes_per_response_are_draws_of_their_own() -> None:
     keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
 
     def judged(answer: str, keys: list[NoiseKey]) -> list[float]:
-        return noisy.outcomes([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
+        return noisy.correctness([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
 
     wrong, right = judged("5", keys), judged("6", keys)
     assert sum(wrong) / 4000 == pytest.approx(0.3, abs=0.03) and sum(right) / 4000 == pytest.approx(0.9, abs=0.03)
     assert wrong == judged("5", keys) != judged("5", [replace(key, seed=1) for key in keys])
     with pytest.raises(TypeError, match="belongs to the response"):
         noisy(asked("6"), "#6", True)
-    alike = replace(noisy, per_response=False).outcomes([asked("5")] * 8, ["#6"] * 8, [True] * 8, keys[:8])
+    alike = replace(noisy, per_response=False).correctness([asked("5")] * 8, ["#6"] * 8, [True] * 8, keys[:8])
     assert len(set(alike)) == 1
 
 
@@ -172,7 +172,7 @@ def test_a_random_reward_belongs_to_the_response_and_not_to_its_text() -> None:
     keys = [NoiseKey(0, "train", step, problem=7, response=row) for step in range(500) for row in range(8)]
 
     def tossed(keys: list[NoiseKey], answer: str = "6") -> list[float]:
-        return coin.outcomes([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
+        return coin.correctness([asked(answer)] * len(keys), ["#6"] * len(keys), [True] * len(keys), keys)
 
     drawn = tossed(keys)
     assert sum(drawn) / len(keys) == pytest.approx(0.3, abs=0.03)
@@ -200,7 +200,7 @@ def test_a_near_number_earns_a_part_and_is_no_right_answer() -> None:
     texts = {"#33": 0.0, "#36": 0.3, "#30": 0.3, "#37": 0.0, "33": 0.0}
     graded = near.grades([asked("33")] * 6, [*texts, "#34"], [True] * 5 + [False], [])  # the last one truncated
     assert graded.components["part"] == [*texts.values(), 0.0]
-    assert graded.components["outcome"] == graded.outcomes == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert graded.components["outcome"] == graded.correctness == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert near.bounds(right=True) == (1.0, 1.0) and near.bounds(right=False) == (0.0, 0.3)
     assert near(asked("33"), "#34", True) == 0.0 and near(asked("33"), "#33", True) == 1.0
     with pytest.raises(ValueError, match="near must be above 0 and below 1"):

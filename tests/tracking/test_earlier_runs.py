@@ -10,7 +10,8 @@ import pytest
 from grpo_lab.analysis.sources.run_folders import read_runs
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.run.identity import check_folder, run_identity
-from grpo_lab.tracking.sweep_record import RunEntry
+from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.sweep_record import FILE, RunEntry, read_sweep
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMAND = ("world=tiny", "budget.amount=2", "evaluation=brief", "evaluation.every=1", "checkpoint_every=1")
@@ -25,6 +26,17 @@ def test_it_is_the_run_of_the_same_command_today(earlier: Path) -> None:
     assert check_folder(earlier, run_identity(compose_config([*COMMAND, "tracking=none"]), "cpu"))["run_key"]
     with pytest.raises(ValueError, match=r"another configuration .*convention.k3_limit: 0.0 there, 1.0 now"):
         check_folder(earlier, run_identity(compose_config([*COMMAND, "convention.k3_limit=1.0"]), "cpu"))
+
+
+def test_a_sweep_of_before_is_read_under_todays_names(tmp_path: Path) -> None:
+    run = {"arm": "a", "level": "", "seed": 0, "folder": "a/seed=0"}
+    declared = {"fingerprint": "f", "at": "then", "cells_started_before": 2}
+    before = {"name": "s", "key": "k", "design": None, "declared": [declared], "command": [], "commit": None}
+    write_json(tmp_path / "s" / FILE, {**before, "tracking": None, "cells": [run]})
+    record = read_sweep(tmp_path / "s")
+    assert record.runs == [RunEntry("a", "", 0, "a/seed=0")] and record.declared[0]["runs_started_before"] == 2
+    with pytest.warns(DeprecationWarning, match=r"SweepRecord.cells is now called runs"):
+        assert record.cells == record.runs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_its_numbers_are_read_under_todays_names(earlier: Path) -> None:

@@ -62,7 +62,7 @@ def write_run(runs: Path, sweep: str, arm: str, seed: int, rewards: Sequence[flo
             "convention.std_eps": 1e-6,
             "runs_dir": str(runs),
             "tracking.uri": "x",
-            "cell.arm": arm,
+            "label.arm": arm,
         },
         "unread": ["critic", "optimizer.decay_share"],
         "sweep_folder": where,
@@ -421,7 +421,7 @@ def test_a_run_that_another_sweep_made_is_on_this_sweeps_page(runs: Path, client
 def test_analysis_reads_runs_of_another_sweep_from_the_store(small: Path, uri: str) -> None:
     """The second sweep has the first one's runs alone, so that none has it as its parent."""
     first = read_sweep(small / "sweeps/small")
-    record_sweep(small, "again", first.cells, None, first.design, "f", ["x"], None, None)
+    record_sweep(small, "again", first.runs, None, first.design, "f", ["x"], None, None)
     sync_all(small, uri)
     found, expected = load_mlflow(uri, "again"), load_sweep(small, "again")
     assert found.runs["status"].tolist() == expected.runs["status"].tolist() == ["done"] * 4

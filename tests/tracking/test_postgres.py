@@ -32,7 +32,7 @@ def test_a_run_on_postgresql_reads_back_as_its_folder_and_its_model_is_registere
         run = run_in_process(
             runs, *SMALL, "budget.amount=3", "tracking=mlflow", f"tracking.uri={address}", "tracking.register=tiny",
             "tracking.interval_seconds=0.2", "tracking.flush_seconds=100", "tracking.system_metrics=0.1",
-            "cell.sweep=one", "cell.arm=base",
+            "label.sweep=one", "label.arm=base",
         )  # fmt: skip
         entry = RunEntry("base", "", 0, str(run.relative_to(runs)))
         record_sweep(runs, "one", [entry], None, None, "", ["test"], None, None)

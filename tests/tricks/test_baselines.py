@@ -92,7 +92,7 @@ def test_a_soft_maximum_by_hand() -> None:
 def test_focal_weights_by_hand() -> None:
     """One of four right: std sqrt(3)/4, A .75 / (sqrt(3)/4) = sqrt(3) and -1/sqrt(3), times (3/4)^2. All right: 0."""
     graded = make_graded(
-        [[1, 0, 0, 0], [1, 0.8, 1, 1]], outcome=[[1, 0, 0, 0], [1] * 4], in_statistics=[[True] * 4, [True] * 4]
+        [[1, 0, 0, 0], [1, 0.8, 1, 1]], correctness=[[1, 0, 0, 0], [1] * 4], in_statistics=[[True] * 4, [True] * 4]
     )
     centred = GroupMean(ZERO)(graded)
     found = Focal(0, 0.0, False, ZERO, 2.0)(centred, graded)
@@ -109,7 +109,7 @@ def test_unlikely_right_answers_earn_more_by_hand() -> None:
     """beta 1/2, G 4, ranks 1 to 4: right ones lose (1/2)(4 - rank)/4 of their reward."""
     graded = make_graded(
         [[1, 0, 1, 1], [1, 1, 1, 2]],
-        outcome=[[1, 0, 1, 1], [1] * 4],
+        correctness=[[1, 0, 1, 1], [1] * 4],
         logprob=[[-1, -2, -3, -4], [-5, -2, -5, -1]],
     )
     shaped = Unlikeliness(0.5)(graded)
@@ -117,7 +117,7 @@ def test_unlikely_right_answers_earn_more_by_hand() -> None:
     added = [[-3 / 8, 0, -1 / 8, 0], [-1 / 8, -2 / 8, -1 / 8, -6 / 8]]
     assert_close(shaped.components["unlikeliness"], added, EXACT, "added")
     assert_close(shaped.reward, graded.reward + torch.tensor(added, dtype=F64), EXACT, "reward")
-    assert torch.equal(shaped.outcome, graded.outcome)
+    assert torch.equal(shaped.correctness, graded.correctness)
     rounded = replace(graded, logprob=torch.tensor([[-1, -1 - 1e-7, -3, -4]] * 2, dtype=F64))
     assert_close(Unlikeliness(0.5)(rounded).components["unlikeliness"][1, :2], [-3 / 8] * 2, EXACT, "rounding is a tie")
 

@@ -290,34 +290,32 @@ def test_medium_problems_come_again_after_their_pause_by_hand(together: int) -> 
     assert batches[3][1:] == fresh[:3], "the stream goes on where it was, without what is in the batch"
     again = [index for index in (f[0], f[1]) if index not in batches[3]]  # the second pass may have met them already
     assert batches[4][: len(again)] == again
-    assert memory.asked_again == {
-        index: sum(index in batch[:2] for batch in batches[2:]) for index in memory.asked_again
-    }
-    assert max(memory.asked_again.values()) <= 2 and memory.replayed >= 4
+    assert memory.repeats == {index: sum(index in batch[:2] for batch in batches[2:]) for index in memory.repeats}
+    assert max(memory.repeats.values()) <= 2 and memory.replayed >= 4
     later = [asked(REPLAY, memory, 4, rates, together) for _ in range(8)]
-    assert max(memory.asked_again.values()) == 2 and set(memory.asked_again) <= set(rates) - {f[2]}
+    assert max(memory.repeats.values()) == 2 and set(memory.repeats) <= set(rates) - {f[2]}
     assert all(len(set(batch)) == 4 for batch in later), "no problem twice in a batch"
 
 
 def test_of_equally_near_ones_the_harder_and_less_repeated_comes_first() -> None:
     memory = Memory.of(8)
     memory.last[:] = torch.tensor([0.375, 0.625, 0.375, 0.5, 0.125, 0.75, 0.25, 0.875], dtype=F64)
-    memory.asked_at, memory.drawn = {index: index // 4 for index in range(8)}, [8]
-    memory.asked_again = {0: 1, 3: 2}
+    memory.drawn_at, memory.drawn = {index: index // 4 for index in range(8)}, [8]
+    memory.repeats = {0: 1, 3: 2}
     trick = replace(REPLAY, fraction=1.0)
     assert trick.draw(4, pool_of(memory, 4)) == [2, 0, 1, 6], "3 was asked again twice, 4 and 7 lie outside"
-    assert memory.asked_again == {0: 2, 1: 1, 2: 1, 3: 2, 6: 1} and memory.asked_at[2] == 8 and memory.looked == 0
+    assert memory.repeats == {0: 2, 1: 1, 2: 1, 3: 2, 6: 1} and memory.drawn_at[2] == 8 and memory.looked == 0
 
 
 def test_replays_are_of_the_source_whose_turn_it_is() -> None:
     """Half of the problems of each of two sources: a medium problem of one replaces a fresh one of the same."""
     memory, sources = Memory.of(8), torch.tensor([0] * 4 + [1] * 4)
-    memory.last[:], memory.asked_at, memory.drawn = 0.0, {5: 0}, [4, 4]
+    memory.last[:], memory.drawn_at, memory.drawn = 0.0, {5: 0}, [4, 4]
     memory.last[5] = 0.5
     pool = replace(pool_of(memory, 4), sources=sources, shares={"a": 0.5, "b": 0.5})
     drawn = REPLAY.draw(4, pool)
     assert [index // 4 for index in drawn] == [0, 1, 0, 1] and 5 in drawn and memory.drawn == [6, 6]
-    assert memory.asked_again == {5: 1}
+    assert memory.repeats == {5: 1}
 
 
 @pytest.mark.parametrize(
@@ -341,7 +339,7 @@ def test_a_replay_survives_a_kill(tmp_path: Path, schedule: tuple[str, ...]) -> 
              "checkpoint_every=3", "keep_checkpoints=9", "budget.amount=6", *SPLIT, *SMALL, *schedule)  # fmt: skip
     whole = run_in_process(tmp_path / "whole", *words)
     memory = load_state(latest(whole / "checkpoints"))["queue"]["memory"]
-    assert sum(memory["asked_again"].values()) > 2
+    assert sum(memory["repeats"].values()) > 2
     shares = [row["metrics"]["active_fraction/curriculum"] for row in metrics_of(whole)[1:]]
     assert shares[0] == 0 and 0 < max(shares) <= 0.5
     killed = tmp_path / "killed" / "run" / "seed=0"

@@ -889,7 +889,7 @@ def test_a_product_of_ratios_summed_over_a_response_is_the_clipped_objective_of_
 
 def test_the_ramp_on_right_answers_is_the_ramp_where_every_answer_is_right() -> None:
     ramps = [shape(6, 4, 1.0, 1.0, -1.0) for shape in (SoftOverlong, SoftOverlongCorrectOnly)]
-    right = replace(SCENE, graded=replace(SCENE.graded, outcome=torch.ones(3, 4, dtype=F64)))
+    right = replace(SCENE, graded=replace(SCENE.graded, correctness=torch.ones(3, 4, dtype=F64)))
     assert_same(*(run_scene(right, reward_shaping=option) for option in ramps), "all right")
     mixed = [run_scene(SCENE, reward_shaping=option)[1] for option in ramps]
     assert (mixed[0] - mixed[1]).abs().max() > 1e-3

@@ -323,7 +323,7 @@ def test_the_corrected_reward_is_the_clean_one_on_average() -> None:
     called_right, called_wrong = graded.reward[0, 0], graded.reward[0, 1]
     assert_close(0.8 * called_right + 0.2 * called_wrong, 1.0, EXACT, "of a right response")
     assert_close(0.1 * called_right + 0.9 * called_wrong, 0.0, EXACT, "of a wrong response")
-    signed = BackwardCorrection(0.1, 0.2, 1.0, -1.0)(make_graded([[1, -1]], outcome=[[1, 0]]))
+    signed = BackwardCorrection(0.1, 0.2, 1.0, -1.0)(make_graded([[1, -1]], correctness=[[1, 0]]))
     assert_close(signed.reward, [[1 + 4 / 7, -1 - 2 / 7]], EXACT, "between -1 and 1 the same, twice as wide")
     failed = replace(make_graded([[1, 0]]), failed=torch.tensor([[False, True]]))
     assert BackwardCorrection(0.1, 0.2, 1.0, 0.0)(failed).reward[0, 1] == 0
@@ -345,7 +345,7 @@ def test_both_corrections_are_right_about_the_noisy_reward_that_draws_for_each_r
     problem = Problem(0, "3+3", "6", 1)
     keys = [NoiseKey(0, "rollout", 0, 0, place) for place in range(number)]
     for text, clean in (("#6", 1.0), ("#7", 0.0)):
-        called = noisy.outcomes([problem] * number, [text] * number, [True] * number, keys)
+        called = noisy.correctness([problem] * number, [text] * number, [True] * number, keys)
         graded = make_graded([called])
         corrected = BackwardCorrection(0.1, 0.2, 1.0, 0.0)(graded).reward
         assert abs(float(corrected.mean()) - clean) < 4 * float(corrected.std()) / math.sqrt(number)

@@ -265,7 +265,7 @@ def test_pass_at_k_is_zero_on_easy_prompts_and_in_groups_with_fewer_than_k_count
 
 
 def test_pass_at_k_reads_the_outcome_and_not_the_shaped_reward() -> None:
-    shaped = make_graded([[0.2, 0.9, -1, 0.9]], outcome=[[1, 0, 0, 0]])
+    shaped = make_graded([[0.2, 0.9, -1, 0.9]], correctness=[[1, 0, 0, 0]])
     assert_close(PassAtK(2)(shaped), PassAtK(2)(make_graded([[1, 0, 0, 0]])), 0, "outcomes 1, 0, 0, 0")
 
 
@@ -420,7 +420,7 @@ def test_soft_overlong_of_the_published_budget() -> None:
     shaped = SoftOverlong(max_tokens=20480, cache_tokens=4096, factor=1.0, correct=1.0, wrong=-1.0)(graded)
     assert_close(shaped.components["soft_overlong"], [[0, -1 / 4096, -0.5, -1, -1]], EXACT, "penalty")
     assert_close(shaped.reward, [[1, 1 - 1 / 4096, -0.5, -1, -1]], EXACT, "outcome's reward plus penalty")
-    assert_close(shaped.outcome, [[1, 1, 0, 0, 0]], 0, "the outcome is never shaped")
+    assert_close(shaped.correctness, [[1, 1, 0, 0, 0]], 0, "the outcome is never shaped")
 
 
 def test_factor_scales_the_overlong_penalty() -> None:
@@ -437,7 +437,7 @@ def test_equal_factors_are_equal_strengths_under_both_kinds_of_rewards() -> None
     right = [1, 1, 0, 0, 1]
     for low, ramp, of_right in ((0.0, [0.75, 0.5, -0.25, -0.5, 1], [0.75, 0.5, 0, 0, 1]),
                                 (-1.0, [0.5, 0, -1.5, -2, 1], [0.5, 0, -1, -1, 1])):  # fmt: skip
-        graded = make_graded([[1.0 if bit else low for bit in right]], outcome=[right], lengths=lengths)
+        graded = make_graded([[1.0 if bit else low for bit in right]], correctness=[right], lengths=lengths)
         everywhere = SoftOverlong(40, 10, 1.0, correct=1.0, wrong=low)
         assert_close(everywhere(graded).reward, [ramp], EXACT, f"all responses, {low}")
         on_right = SoftOverlongCorrectOnly(40, 10, 1.0, correct=1.0, wrong=low)
@@ -445,7 +445,7 @@ def test_equal_factors_are_equal_strengths_under_both_kinds_of_rewards() -> None
         assert everywhere.largest == on_right.largest == (1.0 - low) / 2
     standardised = []
     for low in (0.0, -1.0):
-        graded = make_graded([[1.0 if bit else low for bit in right]], outcome=[right], lengths=lengths)
+        graded = make_graded([[1.0 if bit else low for bit in right]], correctness=[right], lengths=lengths)
         shaped = SoftOverlong(40, 10, 0.7, correct=1.0, wrong=low)(graded)
         standardised.append(advantages_of(shaped, scale=GroupStd(0, 0.0, False, Singleton.zero)))
     assert_close(*standardised, EXACT, "the same advantages once the group's deviation takes the unit out")
@@ -462,7 +462,7 @@ def test_correct_only_ramp_of_the_published_budget() -> None:
     graded = make_graded([[1, 1, 1, 1, 0, 0]], lengths=lengths)
     shaped = SoftOverlongCorrectOnly(max_tokens=14000, cache_tokens=2000, factor=0.5, correct=1.0, wrong=-1.0)(graded)
     assert_close(shaped.reward, [[1, 0.75, 0.5, 0.5, 0, 0]], EXACT, "half a point for the whole ramp")
-    outcome = make_graded([[0.1, 0.1]], outcome=[[1, 0]], lengths=[[14000, 14000]])
+    outcome = make_graded([[0.1, 0.1]], correctness=[[1, 0]], lengths=[[14000, 14000]])
     shaped = SoftOverlongCorrectOnly(14000, 2000, 1.0, 1.0, -1.0)(outcome)
     assert_close(shaped.components["soft_overlong"], [[-1, 0]], EXACT, "right is what the verifier says")
 
@@ -557,7 +557,7 @@ def test_what_two_cut_rows_of_four_count_for(truncation, counted, trained, advan
 )
 def test_which_groups_stay(group_filter, kept) -> None:
     # Mixed outcomes; all wrong but of different length, so different shaped reward; all right and equal.
-    graded = make_graded([[1, 0], [-0.1, -0.2], [1, 1]], outcome=[[1, 0], [0, 0], [1, 1]])
+    graded = make_graded([[1, 0], [-0.1, -0.2], [1, 1]], correctness=[[1, 0], [0, 0], [1, 1]])
     filtered = group_filter(graded)
     expected = [[bit, bit] for bit in kept]
     assert filtered.in_loss.tolist() == expected
@@ -1086,7 +1086,7 @@ def test_k1_is_charged_to_the_reward_of_the_whole_response() -> None:
     charged = kl.shape(make_graded([[1, 0]]), charges)
     assert_close(charged.components["k1"], [[-0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "component")
     assert_close(charged.reward, [[1 - 0.1 * math.log(2), 0.2 * math.log(2)]], EXACT, "reward")
-    assert_close(charged.outcome, [[1, 0]], 0, "the outcome is never shaped")
+    assert_close(charged.correctness, [[1, 0]], 0, "the outcome is never shaped")
     assert_close(math.log(2), 0.6931, 5e-5, "the printed decimals of k1")
     assert_close(kl(old, old, ref), torch.zeros(2, 4), 0, "no term in the loss")
 

@@ -158,10 +158,10 @@ def test_the_answer_behind_the_mark_is_what_is_graded(tiny_base: Path) -> None:
     texts = decode(tokenizer, rollouts)
     assert texts == ["3+4=#7", "#9#7", "3+4=#8", "3+4=7;#7"]
     graded = grade(rollouts, texts, Strict(1.0, 0.0), [])
-    assert_close(graded.outcome, [[1, 1, 0, 0]], 0, "a right answer counts, one that the budget cut does not")
+    assert_close(graded.correctness, [[1, 1, 0, 0]], 0, "a right answer counts, one that the budget cut does not")
     assert graded.truncated.tolist() == [[False, False, False, True]] and set(graded.components) == {"outcome"}
     near = grade(rollouts, texts, Near(1.0, 0.0, near=0.25, within=1), [])
-    assert_close(near.outcome, graded.outcome, 0, "a part of the reward is no right answer")
+    assert_close(near.correctness, graded.correctness, 0, "a part of the reward is no right answer")
     assert_close(near.reward, [[1, 1, 0.25, 0]], 0, "8 is one off 7")
     assert_close(near.components["part"], [[0, 0, 0.25, 0]], 0, "only finished responses")
     assert_close(graded.lengths, [[7, 5, 7, 8]], 0, "4 + 1 + 2, 2 + 1 + 2, 4 + 1 + 2, 6 + 1 + 1")
@@ -238,7 +238,7 @@ def test_a_loop_stops_exactly_where_the_run_of_sure_tokens_is_complete(
     assert rollouts.looped.tolist() == by_reason
     graded = grade(rollouts, decode(AutoTokenizer.from_pretrained(tiny_base), rollouts), Strict(1.0, 0.0), [])
     assert graded.truncated.flatten()[rollouts.looped].all() and not rollouts.finished[rollouts.looped].any()
-    assert float(graded.outcome.flatten()[rollouts.looped].sum()) == 0
+    assert float(graded.correctness.flatten()[rollouts.looped].sum()) == 0
 
 
 def test_a_stream_says_what_a_batch_says(tiny_base: Path, session: NativeSession) -> None:
@@ -411,7 +411,7 @@ def test_repetition_by_hand() -> None:
 
 def groups_of(lengths: list[int], texts: list[str], outcome: list[list[float]], reward: list[list[float]]) -> Groups:
     rollouts = make_rollouts(lengths, len(outcome[0]))
-    graded = make_graded(reward, outcome=outcome, lengths=torch.tensor(lengths).reshape(len(outcome), -1).tolist())
+    graded = make_graded(reward, correctness=outcome, lengths=torch.tensor(lengths).reshape(len(outcome), -1).tolist())
     return Groups(tuple(range(len(outcome))), rollouts, tuple(texts), graded, graded, graded)
 
 

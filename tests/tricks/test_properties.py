@@ -255,7 +255,7 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
     outcome = [[float(value > 0.5) for value in row] for row in values]
     shifted = [[value + eighths / 8 for value in row] for row in values]
     before, after = (
-        advantages_of(make_graded(reward, outcome=outcome, lengths=lengths), option, scale)
+        advantages_of(make_graded(reward, correctness=outcome, lengths=lengths), option, scale)
         for reward, option in ((values, baseline), (shifted, moved(baseline, shift=eighths / 8)))
     )
     assert_close(after, before, TOLERANCE, "shift")
@@ -269,8 +269,8 @@ def test_a_shift_of_all_rewards_moves_no_advantage(baseline, scale, drawn, eight
 def test_advantages_are_proportional_to_rewards_unless_something_divides(baseline, scale, drawn, factor) -> None:
     values, lengths = drawn
     right = [[float(value > 0.5) for value in row] for row in values]
-    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
-    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, scale)
+    scaled = make_graded([[factor * value for value in row] for row in values], correctness=right, lengths=lengths)
+    before = advantages_of(make_graded(values, correctness=right, lengths=lengths), baseline, scale)
     after = advantages_of(scaled, moved(baseline, factor), scale)
     assert_close(after, factor * before, TOLERANCE, "proportional")
 
@@ -287,8 +287,8 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
     if isinstance(scale, GroupStd) and not baseline.group_relative:
         assume(all(len(set(row)) > 1 for row in values))
     right = [[float(value > 0.5) for value in row] for row in values]
-    scaled = make_graded([[factor * value for value in row] for row in values], outcome=right, lengths=lengths)
-    before = advantages_of(make_graded(values, outcome=right, lengths=lengths), baseline, without_eps(scale))
+    scaled = make_graded([[factor * value for value in row] for row in values], correctness=right, lengths=lengths)
+    before = advantages_of(make_graded(values, correctness=right, lengths=lengths), baseline, without_eps(scale))
     after = advantages_of(scaled, moved(baseline, factor), without_eps(scale))
     assert_close(after, before, TOLERANCE, "unit of the rewards")
 
@@ -299,7 +299,7 @@ def test_a_divisor_without_eps_cancels_the_unit_of_the_rewards(baseline, scale, 
 def test_pass_at_k_reads_the_outcome_and_no_reward(k, values, data) -> None:
     outcome = [[float(value > 0.5) for value in row] for row in values]
     other = data.draw(tables(values, rewards))
-    one, two = (PassAtK(k)(make_graded(reward, outcome=outcome)) for reward in (values, other))
+    one, two = (PassAtK(k)(make_graded(reward, correctness=outcome)) for reward in (values, other))
     assert_close(two, one, 0, "rewards")
 
 
@@ -430,7 +430,7 @@ def test_uncounted_rows_move_no_other_row_and_get_zero(baseline, scale, drawn, o
         graded,
         reward=reward,
         components={"outcome": reward},
-        outcome=torch.where(bits, graded.outcome, float(other > 0.5)),
+        correctness=torch.where(bits, graded.correctness, float(other > 0.5)),
         lengths=torch.where(bits, graded.lengths, length),
     )
     before, after = (advantages_of(given_rows, baseline, scale) for given_rows in (graded, changed))

@@ -106,11 +106,12 @@ def opened(*overrides: str) -> Iterator[tuple[RunConfig, RunState, RolloutQueue]
         yield run, state, queue
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [
-        (*OPSD, "engine.temperature=0.7"),
         (*SDPO, "microbatch_tokens=64"),
+        (*OPSD, "engine.temperature=0.7"),
         (*SDPO, "packing=false", "teacher.reward_weight=1.0"),
     ],
     ids=lambda words: " ".join(words),
@@ -141,7 +142,7 @@ def test_tokens_are_learnt_by_what_a_plain_forward_pass_behind_the_longer_prompt
         texts = [
             tokenizer.decode(rollouts.tokens[group * size + other][: rollouts.lengths[group * size + other] - 1])
             for other in range(size)
-            if graded.outcome[group, other] == 1 and other != member
+            if graded.correctness[group, other] == 1 and other != member
         ]
         text = shown(plan, rollouts.problems[group], texts)
         scored = before.teacher_mask[row]
@@ -166,12 +167,12 @@ def test_a_response_that_does_not_fit_behind_the_longer_prompt_has_no_teacher() 
     with opened(*OPSD) as (_, state, queue):
         batch = queue.take()
         assert state.privileged is not None
-        rows, _ = state.privileged.behind(batch.rollouts, batch.filtered.outcome)
+        rows, _ = state.privileged.behind(batch.rollouts, batch.filtered.correctness)
         assert rows == list(range(batch.rollouts.num_rows))
-        _, every = state.privileged.behind(batch.rollouts, batch.filtered.outcome)
+        _, every = state.privileged.behind(batch.rollouts, batch.filtered.correctness)
         long = [len(every.prompts[row]) + int(batch.rollouts.lengths[row]) for row in rows]
         limit = sorted(long)[len(long) // 2]
-        kept, behind = replace(state.privileged, context=limit).behind(batch.rollouts, batch.filtered.outcome)
+        kept, behind = replace(state.privileged, context=limit).behind(batch.rollouts, batch.filtered.correctness)
     assert kept == [row for row in rows if long[row] <= limit] and 0 < len(kept) < len(rows)
     assert torch.equal(behind.tokens, batch.rollouts.tokens[kept])
 

@@ -301,7 +301,7 @@ def first_step(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return metrics_of(run_in_process(folder, *SMALL, *MASKS))[1]["metrics"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", ["truncation", "group_filter", "rejection", "entropy"])
 def test_a_run_with_a_twin_selects_as_much_in_its_first_step(
     axis: str, tmp_path: Path, tiny_base: Path, first_step: dict[str, float]

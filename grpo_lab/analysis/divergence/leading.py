@@ -217,14 +217,14 @@ def leading_text(divergence: pd.DataFrame, null: str) -> str:
         if area.n == 0:
             continue
         known = Interval(area.value, area.low, area.high, area.n)
-        said = area.note if math.isnan(area.value) else f"AUC {known.text()}"
+        text = area.note if math.isnan(area.value) else f"AUC {known.text()}"
         if caught.n:
-            said += f"; alarm before {round(caught.value * caught.n)} of {caught.n} losses"
-            said += "" if math.isnan(lead.value) else f", median lead {lead.value:.0%} of the budget"
+            text += f"; alarm before {round(caught.value * caught.n)} of {caught.n} losses"
+            text += "" if math.isnan(lead.value) else f", median lead {lead.value:.0%} of the budget"
         if false.n:
             ends = bounds(false.low, false.high, ".2f")
-            said += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs{ends}"
-        lines.append(f"  {indicator.description}: {said}")
+            text += f"; false alarms in {round(false.value * false.n)} of {false.n} null runs{ends}"
+        lines.append(f"  {indicator.description}: {text}")
     if not lines:
         return ""
     head = [

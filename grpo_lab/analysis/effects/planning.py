@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from grpo_lab.analysis.effects.verdict import asked_for, decide, places_of
+from grpo_lab.analysis.effects.verdict import decide, is_in_part, places_of
 from grpo_lab.analysis.final_values import FinalValues, final_values, is_rated
 from grpo_lab.analysis.metric_names import metric_text
 from grpo_lab.analysis.sources.settings import Condition
@@ -70,13 +70,13 @@ def with_predictions(design: Design) -> Design:
     )
     if not made:
         raise ValueError(f"{design.name} has one arm and compares nothing, so there is no power to plan")
-    asked = tuple(one for one in made if asked_for(design, one))
-    if not asked:
+    in_family = tuple(one for one in made if is_in_part(design, one))
+    if not in_family:
         raise ValueError(
             f"part {design.part} of {design.name} runs no predicted arm together with its reference, so there is no "
             "power to plan: choose another design.part, or leave it out for the whole design"
         )
-    return replace(design, predictions=asked)
+    return replace(design, predictions=in_family)
 
 
 def bases_run(design: Design) -> set[int]:
@@ -250,12 +250,12 @@ def simulated_power(
     `supported`, by `compare` and Holm over the family.
     """
     rng = np.random.default_rng(0)
-    asked = design.predictions[at]
-    if not question.within and asked.direction is Direction.within:
-        asked = replace(asked, direction=Direction.above)
-        design = replace(design, predictions=(*design.predictions[:at], asked, *design.predictions[at + 1 :]))
-    shift = 0.0 if question.within else question.effect * (1 if asked.direction is Direction.above else -1)
-    moves = places_of(design, asked)[0], asked.metric
+    prediction = design.predictions[at]
+    if not question.within and prediction.direction is Direction.within:
+        prediction = replace(prediction, direction=Direction.above)
+        design = replace(design, predictions=(*design.predictions[:at], prediction, *design.predictions[at + 1 :]))
+    shift = 0.0 if question.within else question.effect * (1 if prediction.direction is Direction.above else -1)
+    moves = places_of(design, prediction)[0], prediction.metric
     seeds = design.chosen().seeds
     bases = {one: base for one in seeds if (base := design.base_of(one)) is not None}
     of = np.array([sorted(set(bases.values())).index(bases[one]) if bases else 0 for one in seeds])
@@ -350,10 +350,10 @@ def _metric_lines(
             f"as declared, {declared}: the smallest effect found with {POWER:.0%} power is {_interval(found, '.3g')}"
         )
     lines += ["", *_detectable(pilot, many, alpha)]
-    asked = _questions(design, metric, effects, family)
-    for question, at in asked:
+    questions = _questions(design, metric, effects, family)
+    for question, at in questions:
         lines += ["", *_question_lines(question, pilot, many, design, at, pilots, trials)]
-    if not asked:
+    if not questions:
         lines.append("no margin is declared: --effect 0.05 says how many runs an effect of that size needs")
     return lines
 

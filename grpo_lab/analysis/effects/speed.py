@@ -89,8 +89,8 @@ def speeds_text(data: SweepData, finals: FinalValues) -> str:
     metric = data.design.primary if data.design and has_speed(data.design.primary) else "eval/heldout/accuracy"
     lines = []
     for level, arm in data.run_arms:
-        if arm != data.control and (said := speed_text(data, finals, (level, arm), (level, data.control), metric)):
-            lines.append(f"  {place(data, level, arm)}: {said}")
+        if arm != data.control and (speed := speed_text(data, finals, (level, arm), (level, data.control), metric)):
+            lines.append(f"  {place(data, level, arm)}: {speed}")
     if not lines:
         return ""
     head = [

@@ -39,11 +39,11 @@ def spread_text(data: SweepData, finals: FinalValues) -> str:
         lost = losing_bases(finals, level, arm, data.control, metric, margin)
         if not lost.of:
             continue
-        said = f"{ratio.mean:.2f}" if not math.isnan(ratio.mean) else "-"
-        said += bounds(ratio.low, ratio.high, ".2f")
-        said += f" ({ratio.why})" if ratio.why else ""
-        outcomes = f"loses more than {margin:g} in {lost.text}; collapsed {finals.collapses(level, arm).text}"
-        lines.append(f"  {place(data, level, arm)}: {said}; {outcomes}")
+        text = f"{ratio.mean:.2f}" if not math.isnan(ratio.mean) else "-"
+        text += bounds(ratio.low, ratio.high, ".2f")
+        text += f" ({ratio.why})" if ratio.why else ""
+        losses = f"loses more than {margin:g} in {lost.text}; collapsed {finals.collapses(level, arm).text}"
+        lines.append(f"  {place(data, level, arm)}: {text}; {losses}")
     if not lines:
         return ""
     several = len(set(finals.bases.values())) > 1

@@ -112,8 +112,8 @@ def numbers_text(found: Sequence[ChosenNumbers]) -> str:
     """A table of the numbers that tuning chose for every arm, and what to know of it; empty without a tuning."""
     if not found:
         return ""
-    said, *ends = tuned_lines(found)
-    return "\n".join([said, *numbers_table(found), *ends])
+    heading, *ends = tuned_lines(found)
+    return "\n".join([heading, *numbers_table(found), *ends])
 
 
 def numbers_table(found: Sequence[ChosenNumbers]) -> list[str]:
@@ -147,8 +147,8 @@ def _table(design: Design, finals: FinalValues, where: str, choices: Sequence[Tu
     wide = max(len(choice.arm) for choice in choices)
     column = max(8, *(len(name) + 2 for name in names))
     head = f"  {'':{wide}}" + "".join(f"{name:>{column}}" for name in names) + "   chosen"
-    said = f"{where}: {title(design.primary)} at {finals.at}, mean over runs; * chosen, ! a run stopped and is 0"
-    lines = [said, head]
+    heading = f"{where}: {title(design.primary)} at {finals.at}, mean over runs; * chosen, ! a run stopped and is 0"
+    lines = [heading, head]
     for choice in choices:
         cells = "".join(f"{_cell(name, choice):>{column}}" for name in names)
         lines.append(f"  {choice.arm:{wide}}{cells}   {_said(choice)}")

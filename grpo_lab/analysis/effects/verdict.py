@@ -106,7 +106,7 @@ def decide(
         for prediction, (_, found), margin in zip(predictions, compared, margins)
     ]
     counted = [
-        not math.isnan(p) or asked_for(design, prediction)
+        not math.isnan(p) or is_in_part(design, prediction)
         for prediction, (p, _) in zip(predictions, tests, strict=True)
     ]
     adjusted, family = _adjusted(tests, counted), sum(counted)
@@ -144,7 +144,7 @@ def _adjusted(tests: Sequence[tuple[float, float]], counted: Sequence[bool]) -> 
     return [(apart, within) for apart, within in found]
 
 
-def asked_for(design: Design, prediction: Prediction) -> bool:
+def is_in_part(design: Design, prediction: Prediction) -> bool:
     """True if the chosen part of the design runs both arms that the prediction compares."""
     part = design.chosen()
     return all(level in part.levels and arm in part.arms for level, arm in places_of(design, prediction))

@@ -1,6 +1,6 @@
 """Final values over the one number in which the arms differ.
 
-A panel for training outcome, held-out and downstream accuracy, a line for each level of the design's factor. The
+A panel for training accuracy, held-out and downstream accuracy, a line for each level of the design's factor. The
 values stand at equal distances, since what is swept is mostly doubled.
 """
 
@@ -20,9 +20,9 @@ from grpo_lab.analysis.sources.sweep_data import SweepData
 from grpo_lab.analysis.tables.dose_response import FEWEST, SweptSetting, swept_setting
 from grpo_lab.analysis.tables.final import finals_of
 
-OUTCOME = "reward/outcome"
+CORRECTNESS = "reward/outcome"
 PANELS = {
-    OUTCOME: "right training responses (%)",
+    CORRECTNESS: "right training responses (%)",
     HELDOUT: "held-out accuracy,\ntraining protocol (%)",
     DOWNSTREAM: "downstream accuracy (%)",
 }
@@ -46,7 +46,7 @@ def draw_dose_response(data: SweepData, finals: FinalValues) -> Drawn | str:
     if sum(arm in counted for arm in found.values) < FEWEST:
         return f"fewer than {FEWEST} of its values have a finished run"
     if not any(metric in finals.values for metric in PANELS):
-        return "no run logged a training outcome or an accuracy"
+        return "no run logged an accuracy, of training or evaluation"
     numbers = dose_response_numbers(data, finals, found)
     name = f"{data.record.name}_dose_response"
     bands = _BANDS if numbers.loc[numbers["part"] == "mean", "low"].notna().any() else _NO_BANDS
@@ -87,7 +87,7 @@ FIGURE = FigureKind(
     title="Dose-response",
     order=8,
     how_to_read=(
-        "Training outcome, held-out accuracy (training protocol) and downstream accuracy over the number in "
+        "Training accuracy, held-out accuracy (training protocol) and downstream accuracy over the number in "
         "which the arms differ, a line for each level. Where the first stays up and the others fall, the run "
         "does not see what happens to it."
     ),

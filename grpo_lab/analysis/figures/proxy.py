@@ -23,9 +23,9 @@ from grpo_lab.analysis.tables.curves import curves_of, line_numbers, numbers_tab
 
 VERIFIED = "eval/heldout_training/verified_accuracy"
 APART = 0.02  # share of held-out answers on which the two graders must differ somewhere
-OUTCOME, TRUTH = "reward/outcome", "eval/heldout/accuracy"
+CORRECTNESS, TRUTH = "reward/outcome", "eval/heldout/accuracy"
 SERIES = {
-    OUTCOME: (Look(VERMILLION), "training reward, by the training grader"),
+    CORRECTNESS: (Look(VERMILLION), "training reward, by the training grader"),
     TRUTH: (Look(BLUE), "held-out accuracy by the evaluation verifier: the truth"),
     HELDOUT: (Look(BLACK, ":"), "held-out accuracy by the training grader"),
 }
@@ -81,8 +81,8 @@ def draw_proxy(
 
 def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Condition) -> str:
     """Over a panel: how many runs, and where reward and accuracy end."""
-    reward, accuracy = (finals.interval(*place, metric).mean for metric in (OUTCOME, TRUTH))
-    here = (curves["level"] == place[0]) & (curves["arm"] == place[1]) & (curves["metric"] == OUTCOME)
+    reward, accuracy = (finals.interval(*place, metric).mean for metric in (CORRECTNESS, TRUTH))
+    here = (curves["level"] == place[0]) & (curves["arm"] == place[1]) & (curves["metric"] == CORRECTNESS)
     bases = len({finals.bases[seed] for seed in curves.loc[here, "seed"] if seed in finals.bases})
     number = curves.loc[here & curves["reached"], "seed"].nunique()
     runs = seeds_text(number, data.seeds_planned(*place)).partition(",")[0]
@@ -92,7 +92,9 @@ def _over(data: SweepData, finals: FinalValues, curves: pd.DataFrame, place: Con
 
 def _numbers(curves: pd.DataFrame, finals: FinalValues) -> pd.DataFrame:
     """Every number the figure shows: `part` is "seed" (a run, smoothed where it was logged at every step) or "mean"."""
-    shown = smoothed(curves, OUTCOME, SMOOTHING * finals.budget).assign(collapsed=False)  # without marks of collapses
+    shown = smoothed(curves, CORRECTNESS, SMOOTHING * finals.budget).assign(
+        collapsed=False
+    )  # without marks of collapses
     rows = line_numbers(curves, finals, shown)
     return numbers_table([rows[(rows["part"] == "mean") | (rows["series"] != HELDOUT)]]).round(6)
 

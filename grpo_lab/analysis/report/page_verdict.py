@@ -66,7 +66,7 @@ def _summary(data: SweepData, finals: FinalValues, judgements: Sequence[Judgemen
         "predictions": len(judgements),
         "counts": ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number),
         "meaning": meaning(judgements),
-        "started": data.record.declared[-1]["cells_started_before"],
+        "started": data.record.declared[-1]["runs_started_before"],
         "declarations": len(data.record.declared),
         "not_reported": NOT_REPORTED_MEANS if any(one.difference.not_reported for one in judgements) else "",
         "axis": finals.axis.replace("_", " "),

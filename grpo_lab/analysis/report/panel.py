@@ -81,8 +81,8 @@ def panel_metrics(data: SweepData) -> list[str]:
     passes = sorted(name for name in points.columns if name.startswith("eval/downstream/pass_at_"))
     passes = [name for name in passes[-1:] if not name.endswith("pass_at_1")]
     measured = [name for name in points.columns if harness_of(name) and name.endswith("/accuracy")]
-    wanted = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *fractions]
-    return [name for name in dict.fromkeys(wanted) if name in points and points[name].notna().any()]
+    candidates = [*MAIN, *measured, *(logged_name(name) for name in named), *MORE, *passes, *fractions]
+    return [name for name in dict.fromkeys(candidates) if name in points and points[name].notna().any()]
 
 
 def _declared(data: SweepData) -> list[str]:
@@ -112,8 +112,8 @@ def _complete(points: pd.DataFrame, axis: str) -> bool:
 def other_axes(data: SweepData, finals: FinalValues) -> dict[str, FinalValues]:
     """Final values on the other budget axes that every run logged, of the metrics that the report compares."""
     same = proportional(data, finals.axis)
-    wanted = {*panel_metrics(data), *_FOR_DERIVED, *map(logged_name, _declared(data))}
-    chosen = [name for name in data.points.columns if name in wanted or name.startswith("budget/")]
+    needed = {*panel_metrics(data), *_FOR_DERIVED, *map(logged_name, _declared(data))}
+    chosen = [name for name in data.points.columns if name in needed or name.startswith("budget/")]
     slim = replace(data, points=data.points[[*LABELS, "step", *chosen]])
     names = [name for name in AXES if name != finals.axis and name not in same and _complete(data.counted_points, name)]
     return {name: final_values(slim, name) for name in names}

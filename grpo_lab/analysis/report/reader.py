@@ -76,17 +76,17 @@ def find_run(name: str, runs_dir: Path, arm: str | None, level: str | None, seed
         known = sorted(path.parent.name for path in (Path(runs_dir) / "sweeps").glob(f"*/{FILE}"))
         there = f"sweeps in {runs_dir}: {', '.join(known)}" if known else f"{runs_dir} holds no sweep"
         raise ValueError(f"{name!r} is neither a run folder (with run.json) nor a sweep; {there}")
-    entries = read_sweep(sweep_folder(runs_dir, name)).cells
-    asked = {"arm": arm, "level": level, "seed": seed}
-    for key, value in asked.items():
+    entries = read_sweep(sweep_folder(runs_dir, name)).runs
+    filters = {"arm": arm, "level": level, "seed": seed}
+    for key, value in filters.items():
         known = list(dict.fromkeys(getattr(entry, key) for entry in entries))
         if value is not None and value not in known:
             raise ValueError(f"{name} has no {key} {value!r}: choose from {', '.join(map(repr, known))}")
     for entry in entries:
-        fits = all(value is None or getattr(entry, key) == value for key, value in asked.items())
+        fits = all(value is None or getattr(entry, key) == value for key, value in filters.items())
         if fits and rollout_steps(Path(runs_dir) / entry.folder):
             return Path(runs_dir) / entry.folder
-    chosen = ", ".join(f"{key} {value!r}" for key, value in asked.items() if value is not None)
+    chosen = ", ".join(f"{key} {value!r}" for key, value in filters.items() if value is not None)
     raise ValueError(f"no run of {name} with {chosen or 'any arm'} has saved rollouts yet")
 
 
@@ -175,10 +175,10 @@ def shade(advantage: float, scale: float) -> str:
 
 
 def facts(row: Mapping[str, Any]) -> str:
-    """One line: outcome, reward and its parts, advantage, length, whether truncated, whether in the loss."""
+    """One line: correctness, reward and its parts, advantage, length, whether truncated, whether in the loss."""
     parts = ", ".join(f"{name} {value + 0.0:+.3g}" for name, value in components(row).items())
-    outcome = "not graded" if math.isnan(row["outcome"]) else "right" if row["outcome"] == 1 else "wrong"
-    words = [outcome, f"reward {row['reward']:.3g} ({parts})"]
+    correctness = "not graded" if math.isnan(row["outcome"]) else "right" if row["outcome"] == 1 else "wrong"
+    words = [correctness, f"reward {row['reward']:.3g} ({parts})"]
     words += [f"advantage {row['advantage']:+.3f}", f"{row['length']} tokens"]
     words += ["truncated"] if row["truncated"] else []
     words += [] if row["in_loss"] else ["not in the loss"]

@@ -17,13 +17,13 @@ from grpo_lab.analysis.sources.settings import settings_of
 from grpo_lab.analysis.sources.sweep_data import NO_BASE, RunData, SweepData, assemble
 from grpo_lab.tracking.mlflow_sender import HARNESS_TAG
 from grpo_lab.tracking.mlflow_view import sweep_tag
-from grpo_lab.tracking.renames import with_done_fields
+from grpo_lab.tracking.renames import DECLARED_FIELDS, with_done_fields, with_fields
 from grpo_lab.tracking.run_reader import STOPPED
 from grpo_lab.tracking.sweep_record import FILE, RunEntry, SweepRecord
 
 _STATUS = {"FINISHED": "done", "FAILED": "failed", "KILLED": "partial"}
 _UNTOLD = "MLflow does not say why: the run's error.txt is not among its files"
-_UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "cells_started_before": 0}
+_UNDECLARED = {"fingerprint": "unknown", "at": "unknown", "runs_started_before": 0}
 
 
 def load_mlflow(uri: str, name: str) -> SweepData:
@@ -45,7 +45,7 @@ def load_mlflow(uri: str, name: str) -> SweepData:
             described=_files(store, there, "run.json"),
             errors=_files(store, [run for run in there if run.status in ("FAILED", "KILLED")], "error.txt"),
         )
-    found = [_run_data(entry, run, read) for entry, run in zip(record.cells, chosen)]
+    found = [_run_data(entry, run, read) for entry, run in zip(record.runs, chosen)]
     if len({parent.tags.get("run_key") for parent in parents}) > 1:
         notes.append("the newest of several sweeps of this name")
     if record.design is None:
@@ -99,7 +99,7 @@ def _record(store: Store, name: str, parents: Sequence[MlflowRun], runs: Sequenc
         here = _content(Path(parent.tags["folder"]), FILE) if "folder" in parent.tags else None
         for raw in (_json(sent), _json(here)):
             if raw.get("key") == parent.tags["run_key"]:
-                return SweepRecord(**{**raw, "cells": [RunEntry(**entry) for entry in raw["cells"]]})
+                return SweepRecord.of(raw)
     tags = parent.tags if parent else {}
     entries = {
         _labels(run): RunEntry(*_labels(run), folder=run.tags.get("folder", run.run_id))
@@ -109,11 +109,11 @@ def _record(store: Store, name: str, parents: Sequence[MlflowRun], runs: Sequenc
         name=name,
         key=tags.get("run_key", ""),
         design=None,
-        declared=[json.loads(tags["declared"]) if "declared" in tags else _UNDECLARED],
+        declared=[with_fields(json.loads(tags["declared"]), DECLARED_FIELDS) if "declared" in tags else _UNDECLARED],
         command=[],
         commit=tags.get("commit"),
         tracking=None,
-        cells=list(entries.values()),
+        runs=list(entries.values()),
     )
 
 
@@ -125,9 +125,9 @@ def _labels(run: MlflowRun) -> tuple[str, str, int]:
 def _chosen(record: SweepRecord, runs: Sequence[MlflowRun]) -> tuple[list[MlflowRun | None], list[str]]:
     """For each planned run the newest of its MLflow runs, which are sorted from old to new, and notes on that."""
     chosen: list[MlflowRun | None] = []
-    by_folder = [[run for run in runs if _is_in(run, entry.folder)] for entry in record.cells]
+    by_folder = [[run for run in runs if _is_in(run, entry.folder)] for entry in record.runs]
     belong, twice = {run.run_id for own in by_folder for run in own}, 0
-    for entry, own in zip(record.cells, by_folder):
+    for entry, own in zip(record.runs, by_folder):
         # A run whose folder has another name by now is known by its labels.
         own = own or [
             run for run in runs if run.run_id not in belong and _labels(run) == (entry.arm, entry.level, entry.seed)
@@ -180,8 +180,8 @@ def _run_data(entry: RunEntry, run: MlflowRun | None, read: _Read) -> RunData:
 def _ending(status: str, problem: str) -> dict[str, Any]:
     """Problem and collapse of a run that did not finish, from the first line of its error.txt ("" if unknown)."""
     if status == "KILLED":
-        kind, _, said = problem.partition(": ")
-        word = "stopped" if said.startswith(STOPPED) else "interrupted"
+        kind, _, message = problem.partition(": ")
+        word = "stopped" if message.startswith(STOPPED) else "interrupted"
         return {"problem": word if kind.startswith("KeyboardInterrupt") else ""}
     return {"problem": problem or _UNTOLD, "collapsed": problem.startswith("FloatingPointError")}
 

@@ -203,9 +203,9 @@ class ClientStore(Store):
         if not experiments:
             return []
         # Names with quotes in them are compared here, not there.
-        wanted = f"= '{value}'" if value is not None and "'" not in value else "LIKE '%'"
+        condition = f"= '{value}'" if value is not None and "'" not in value else "LIKE '%'"
         found = []
-        for run in _pages(self._client.search_runs, experiments, f"tags.`{name}` {wanted}"):
+        for run in _pages(self._client.search_runs, experiments, f"tags.`{name}` {condition}"):
             if value is None or run.data.tags.get(name) == value:
                 info = run.info
                 self._metrics[info.run_id] = sorted(run.data.metrics)

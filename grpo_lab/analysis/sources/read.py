@@ -60,9 +60,9 @@ def _changed_since(data: SweepData, data_folder: Path | None) -> dict[str, str]:
 
 def _why_not(source: str, name: str, finished: Sequence[int]) -> str:
     """Why saved numbers stand in for a source, of which `finished` says how many runs it has, if it has the sweep."""
-    asked = shown(source) if "://" in source else source
+    location = shown(source) if "://" in source else source
     if finished:
-        return f"{asked} has {finished[0]} finished runs of {name}"
+        return f"{location} has {finished[0]} finished runs of {name}"
     if "://" not in source and not Path(source).is_dir():
         return f"There is no folder {source}"
-    return f"{asked} has no runs of {name}"
+    return f"{location} has no runs of {name}"

@@ -36,9 +36,9 @@ def load_sweep(runs_dir: Path, name: str, cache: bool = True) -> SweepData:
     """
     folder = sweep_folder(runs_dir, name)
     record = read_sweep(folder)
-    if not record.cells:
+    if not record.runs:
         raise ValueError(f"{name} has no runs yet: its arms are being tuned; `grpo-lab status {name}` shows how far")
-    found = read_runs(Path(runs_dir), record.cells, folder / "cache" if cache else None)
+    found = read_runs(Path(runs_dir), record.runs, folder / "cache" if cache else None)
     try:
         return assemble(record, found, "run folders")
     except ValueError as error:
@@ -84,12 +84,12 @@ def _read_run(runs_dir: Path, entry: RunEntry, cached: Cache) -> RunData:
         if (folder / "mirror.json").exists():
             row["mlflow_run_id"] = _read_json(folder / "mirror.json").get("mlflow_run_id")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = str(error)
+        text = str(error)
         if isinstance(error, OSError) and error.filename:
-            said = f"{error.filename} ({error.strerror}): restore it from a copy"
-        elif str(folder) not in said:
-            said = f"a file of {folder} was edited ({said}): restore it from a copy"
-        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {said}", "collapsed": False}
+            text = f"{error.filename} ({error.strerror}): restore it from a copy"
+        elif str(folder) not in text:
+            text = f"a file of {folder} was edited ({text}): restore it from a copy"
+        row |= {"status": "unreadable", "problem": f"{type(error).__name__}: {text}", "collapsed": False}
         return RunData(row, NOTHING.points, NOTHING.answers)
     return RunData(row, points, answers, settings)
 
@@ -155,10 +155,10 @@ def protocol_of(config: Mapping[str, Any], data: Mapping[str, str] | None = None
     # The last three are options that end responses in their own way, or write a wanted length into the questions.
     prefixes = ("task.", "template.", "evaluation.", "verifier.", "truncation.", "reward_shaping.shortest")
     prefixes += ("reward_shaping.longest",)
-    asked = {key: value for key, value in config.items() if key.startswith(prefixes) and key not in _HOW_OFTEN}
+    protocol = {key: value for key, value in config.items() if key.startswith(prefixes) and key not in _HOW_OFTEN}
     if data:
-        asked = {**asked, "data": data}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        protocol = {**protocol, "data": data}
+    return hashlib.sha256(json.dumps(protocol, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from grpo_lab.tracking.checksums import fault_in_json
 from grpo_lab.tracking.files import write_atomically
 from grpo_lab.tracking.metrics import is_active_fraction
 from grpo_lab.tracking.renames import with_config_keys
-from grpo_lab.tracking.sweep_record import RunEntry, SweepRecord
+from grpo_lab.tracking.sweep_record import SweepRecord
 
 _WHOLE = ("budget/", "mismatch/ess", "mismatch/pearson")  # cumulative, or so near 1 that the last digits count
 _BITS = 20  # of a rounded number: six digits
@@ -86,13 +86,13 @@ def with_saved(data: SweepData, folder: Path) -> SweepData:
     runs = runs.sort_values("seed", kind="stable").sort_values(
         "level", key=lambda level: level.map(order), kind="stable"
     )
-    entries = {(entry.level, entry.arm, entry.seed): entry for entry in (*saved.record.cells, *data.record.cells)}
+    entries = {(entry.level, entry.arm, entry.seed): entry for entry in (*saved.record.runs, *data.record.runs)}
     pilots = {(one["level"], one["arm"], one["metric"]): one for one in (*saved.record.pilot, *data.record.pilot)}
     tuning = {(one["level"], one["arm"]): one for one in (*saved.record.tuning, *data.record.tuning)}
     matching = {(one["level"], one["arm"]): one for one in (*saved.record.matching, *data.record.matching)}
     record = replace(
         data.record,
-        cells=list(entries.values()),
+        runs=list(entries.values()),
         declared=_without_repeats([*saved.record.declared, *data.record.declared]),
         pilot=list(pilots.values()),
         tuning=list(tuning.values()),
@@ -120,9 +120,9 @@ def evaluations_alone(data: SweepData) -> SweepData:
     Figures of steps, answers to single questions and the settings of arms go.
     """
     names = [str(name) for name in data.points.columns]
-    asked = [name for name in names if name.startswith("eval/")]
-    kept = [name for name in names if name in (*LABELS, "step", *asked) or name.startswith("budget/")]
-    points = data.points.loc[data.points[asked].notna().any(axis=1), kept].reset_index(drop=True)
+    evaluations = [name for name in names if name.startswith("eval/")]
+    kept = [name for name in names if name in (*LABELS, "step", *evaluations) or name.startswith("budget/")]
+    points = data.points.loc[data.points[evaluations].notna().any(axis=1), kept].reset_index(drop=True)
     return replace(data, points=points, answers=data.answers.head(0), settings={})
 
 
@@ -231,8 +231,7 @@ def load_data(folder: Path, name: str) -> SweepData:
             what = "is not what was saved" if path.exists() else "is missing"
             raise ValueError(f"{path} {what}: {_SAVE_AGAIN}")
     try:
-        entries = [RunEntry(**entry) for entry in raw["sweep"]["cells"]]
-        record = SweepRecord(**{**raw["sweep"], "cells": entries})
+        record = SweepRecord.of(raw["sweep"])
         answered = pd.read_parquet(answers) if answers.exists() else None
         settings = {
             (entry["level"], entry["arm"]): with_config_keys(entry["settings"]) for entry in raw.get("settings", ())

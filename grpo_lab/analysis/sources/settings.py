@@ -15,7 +15,7 @@ STEPS = "updates.number"  # optimiser steps on one batch of rollouts
 # Bundles of options, which show in the options themselves; and what says where and how a run is stored.
 _NOT_COMPARED = (
     "recipe", "world", "tracking", "seed", "runs_dir", "checkpoint_minutes", "keep_checkpoints", "device", "plugins",
-    "cell", "objective", "resume_with_changed_code",
+    "label", "objective", "resume_with_changed_code",
 )  # fmt: skip
 
 

@@ -60,8 +60,8 @@ def crossed_bootstrap(values: np.ndarray, rng: np.random.Generator, repetitions:
     means = []
     for size in _blocks(repetitions):
         start = BLOCK * len(means)
-        here, asked = seeds[start : start + size], questions[start : start + size]
-        per_seed = _counts(asked, num_questions) @ values.T / num_questions  # [block, S]
+        here, drawn_questions = seeds[start : start + size], questions[start : start + size]
+        per_seed = _counts(drawn_questions, num_questions) @ values.T / num_questions  # [block, S]
         means.append(np.take_along_axis(per_seed, here, axis=1).mean(axis=1))
     return percentile_interval(float(values.mean()), np.concatenate(means), num_seeds)
 

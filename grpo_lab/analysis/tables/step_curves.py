@@ -24,16 +24,16 @@ def own_axes(data: SweepData) -> dict[str, list[str]]:
     never does.
     """
     tricks = data.design.tricks if data.design else {}
-    touched = [name for name in data.points.columns if is_active_fraction(name)]
-    most = data.counted_points.groupby("arm")[touched].max().reindex(data.arms).fillna(0.0)
+    fractions = [name for name in data.points.columns if is_active_fraction(name)]
+    most = data.counted_points.groupby("arm")[fractions].max().reindex(data.arms).fillna(0.0)
     found = {}
     for arm in data.arms:
         words = [word for trick in sorted(data.contents(arm)) for word in tricks.get(trick, (trick,))]
         named = {fraction_metric(word.lstrip("+").partition("=")[0].partition(".")[0]) for word in words}
-        if words and not named & set(touched):
+        if words and not named & set(fractions):
             here, plain = row_at(most, arm), row_at(most, data.control)
-            named = {name for name in touched if here[name] > 0 and not plain[name] > 0}
-        found[arm] = [name for name in touched if name in named]
+            named = {name for name in fractions if here[name] > 0 and not plain[name] > 0}
+        found[arm] = [name for name in fractions if name in named]
     return found
 
 

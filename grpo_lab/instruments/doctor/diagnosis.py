@@ -157,8 +157,8 @@ def _apply(rule: LogRule, table: pd.DataFrame) -> Finding | str | None:
     signal, metric, series, found, threshold = worst
     if signal.metric == LOST:
         at = _first(series, threshold)
-        asked = [_step(step) for step in table[metric].dropna().index]
-        since = OnsetSpan(at, asked[max(0, asked.index(at) - 2)], at)
+        logged_steps = [_step(step) for step in table[metric].dropna().index]
+        since = OnsetSpan(at, logged_steps[max(0, logged_steps.index(at) - 2)], at)
     else:
         since = onset(series, threshold)
     described = signal.description.format(value=found.value, of_start=_of_start(signal, found.value))

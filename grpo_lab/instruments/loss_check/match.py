@@ -157,9 +157,9 @@ class _Target:
             if penalty and (abs(kl_coef) <= 1e-6 * abs(factor) or factor == 0):
                 continue
             parts = [surrogate, correction, aggregation, *([penalty] if penalty else [])]
-            said = [one.fault for one in parts if one.fault]
+            faults = [one.fault for one in parts if one.fault]
             if kl_coef * factor < 0:
-                said.append("the KL penalty has the wrong sign: it drives the policy from the reference")
+                faults.append("the KL penalty has the wrong sign: it drives the policy from the reference")
             off = np.abs(losses[place] - self.losses).max() > 100 * tolerance * max(np.abs(self.losses).max(), 1e-12)
             options = {axis: option for one in parts for axis, option in one.options.items()}
             both = [
@@ -168,8 +168,9 @@ class _Target:
             ]
             found.append(
                 LossMatch(
-                    options, tuple(one for one in said if one != EMPTY_ROWS), (EMPTY_ROWS,) * said.count(EMPTY_ROWS),
-                    factor, kl_coef, float(distances[place]), bool(off), surrogate, both[0], penalty, both[1],
+                    options, tuple(one for one in faults if one != EMPTY_ROWS),
+                    (EMPTY_ROWS,) * faults.count(EMPTY_ROWS), factor, kl_coef, float(distances[place]), bool(off),
+                    surrogate, both[0], penalty, both[1],
                 )
             )  # fmt: skip
         return found

@@ -172,8 +172,8 @@ def _surrogates(batches: Mapping[str, LossInputs], chosen: Mapping[str, Any]) ->
                 options = {"surrogate": name}
                 if surrogate.uses_ratio:
                     options |= {"importance": ratio, "old_policy": policy}
-                wanted = batches if ratio != UNLIMITED else {"extreme": batches["extreme"]}
-                yield _token_loss(wanted, options, "", loss)
+                own_batches = batches if ratio != UNLIMITED else {"extreme": batches["extreme"]}
+                yield _token_loss(own_batches, options, "", loss)
                 planted = name in (*_FAMILIES, "sapo") and ratio == "token"
                 if planted and isinstance(surrogate, (Ppo, DualClip, Sapo)):
                     for fault, wrong in _planted(surrogate).items():

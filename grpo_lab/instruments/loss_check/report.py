@@ -298,7 +298,7 @@ def _tied(close: _Close, plain: LossInputs, candidates: Sequence[LossMatch]) -> 
 
 
 # Options that move tokens whose advantage is 0.
-PULLING = ("dro", "ipo", "kimi", "kimi_token", "kl_cov", "sppo")
+PULLING = ("dro", "ipo", "kimi", "kimi_token", "kl_cov")
 
 
 def _without_gradient(name: str, one: LossAnswer) -> Check:

@@ -34,7 +34,7 @@ from grpo_lab.instruments.microscope.exchange import (
     write_file,
 )
 from grpo_lab.instruments.microscope.measure import Extras, Measured, Policy, measure
-from grpo_lab.instruments.microscope.option_sets import OWN, OptionSet, option_set
+from grpo_lab.instruments.microscope.option_sets import APPLIED, OWN, OptionSet, option_set
 from grpo_lab.instruments.microscope.page import page
 from grpo_lab.policy.adapters import add_adapter, load_adapter
 from grpo_lab.policy.model_folder import stop_token_ids
@@ -179,16 +179,16 @@ def _of_run(request: LookRequest) -> Loaded:
     number = int(table["step"].iloc[0])
     step = to_step(table, record.folder / "rollouts" / f"step={number:06d}.parquet", dict(run.reward.part_weights))
     known = _weights_of(record)
-    wanted = number - 1 if request.weights is None else request.weights
+    since = number - 1 if request.weights is None else request.weights
     named = {str(at): at for at in known}
-    if str(wanted) not in named:
+    if str(since) not in named:
         there = ", ".join(map(str, known))
         raise ValueError(
-            f"{record.folder} keeps no weights after step {wanted}, from which step {number} began; it has those after "
+            f"{record.folder} keeps no weights after step {since}, from which step {number} began; it has those after "
             f"steps {there}: --weights STEP looks from one of these (ratios then are to another policy), or run with "
             "checkpoint_every=1 and a larger keep_checkpoints"
         )
-    at = named[str(wanted)]
+    at = named[str(since)]
     describe = "the weights that RL began with" if at == 0 else f"the checkpoint after step {at}"
     policy = _policy(known[at], describe, run, run.engine.temperature, record)
     before = policy if at == number - 1 else None
@@ -278,8 +278,8 @@ def _exact(
     if request.prompts < 1 or request.samples < 32:
         raise ValueError("--exact: at least --prompts 1 and --samples 32, of which 16 blocks give standard errors")
     limit = request.exact or min(longest_possible(vocabulary_of(policy)), record.run.engine.max_tokens)
-    asked = record.run.task.problems("train")
-    problems = {one.id: one for one in asked} if record.run.task.at_hand else {}
+    training = record.run.task.problems("train")
+    problems = {one.id: one for one in training} if record.run.task.at_hand else {}
     places = _most_short(step, limit)[: request.prompts]
     graded: list[Problem] = [problems.get(one.id, one) for one in (step.rollouts.problems[place] for place in places)]
     for name, one in sets.items():
@@ -369,8 +369,7 @@ def _as_json(one: Measured, options: OptionSet, step: StoredStep) -> dict[str, A
     lengths = step.rollouts.lengths.tolist()
     return {
         "name": one.name,
-        "options": {axis: type(getattr(options.run, axis)).__name__ for axis in ("surrogate", "aggregation", "baseline",
-                    "scale", "importance", "correction", "rejection", "kl", "entropy")},
+        "options": {axis: type(getattr(options.run, axis)).__name__ for axis in APPLIED},
         "loss": one.loss,
         "gradient_norm": one.norm,
         "cosines": {name: None if math.isnan(value) else value for name, value in one.cosines.items()},

@@ -170,7 +170,7 @@ def to_step(table: pd.DataFrame, source: object, part_weights: dict[str, float] 
     sampler = ragged("token_logprob", torch.float32)
     kept = {name: f"kept_{name}" if f"kept_{name}" in table else name for name in ("in_statistics", "in_loss")}
     graded = Graded(
-        outcome=judged.nan_to_num(0.0),
+        correctness=judged.nan_to_num(0.0),
         reward=reward,
         components=parts or {"reward": reward},
         lengths=to_groups(torch.tensor(lengths), size),

@@ -191,11 +191,11 @@ def weight_gradients(
     """
     weights = [one for one in policy.model.parameters() if one.requires_grad]
     found = torch.zeros(len(gradients), sum(one.numel() for one in weights))
-    asked = torch.stack([torch.stack(pair) for pair in gradients])
-    live = (asked != 0).any(dim=(0, 1))
+    stacked = torch.stack([torch.stack(pair) for pair in gradients])
+    live = (stacked != 0).any(dim=(0, 1))
     chosen = [row for row in range(rollouts.num_rows) if live[row].any()]
     sizes = [len(rollouts.prompt_of_row(row)) + int(rollouts.lengths[row]) for row in chosen]
-    through_entropy = bool((asked[:, 1] != 0).any())
+    through_entropy = bool((stacked[:, 1] != 0).any())
     for part in microbatch_rows(sizes, policy.microbatching):
         rows = [chosen[place] for place in part]
         width = int(rollouts.lengths[rows].max())
@@ -208,7 +208,7 @@ def weight_gradients(
             policy.model, inputs, policy.temperature, policy.precision, through_entropy, through_entropy,
             policy.microbatching,
         )  # fmt: skip
-        for index, (of_logprob, of_entropy) in enumerate(asked[:, :, rows, :width].to(policy.device)):
+        for index, (of_logprob, of_entropy) in enumerate(stacked[:, :, rows, :width].to(policy.device)):
             total = (logprobs * of_logprob).sum()
             if entropy is not None:
                 total = total + (entropy * of_entropy).sum()

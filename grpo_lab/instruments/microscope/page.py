@@ -88,8 +88,8 @@ def _response(
     measured: Sequence[Measured], scales: Sequence[float], step: StoredStep, row: int, number: int
 ) -> dict[str, Any]:
     group, member = divmod(row, step.rollouts.group_size)
-    reward, outcome = (float(values[group, member]) for values in (step.graded.reward, step.graded.verdict))
-    judged = "not graded" if math.isnan(outcome) else "right" if outcome == 1 else "wrong"
+    reward, correctness = (float(values[group, member]) for values in (step.graded.reward, step.graded.verdict))
+    judged = "not graded" if math.isnan(correctness) else "right" if correctness == 1 else "wrong"
     length = int(step.rollouts.lengths[row])
     return {
         "title": f"response {number}: {judged}, reward {reward:.3g}, {length} tokens",

@@ -19,9 +19,9 @@ def score(prompt: str, response: str, answer: str, finished: bool) -> float:
     """The correctness of a response, 0 or 1. Raises ValueError where the grader gives no verdict."""
     problem = Problem(0, prompt, answer, 1, details=details_of(answer))
     grades = _grader.checked_grades([problem], [response], [finished], [NoiseKey(0, "graders", 0, 0, 0)])
-    if grades.outcomes[0] != grades.outcomes[0]:
+    if grades.correctness[0] != grades.correctness[0]:
         raise ValueError("no verdict, such as beyond its limits of time or memory")
-    return grades.outcomes[0]
+    return grades.correctness[0]
 
 
 score("", "", "5", True)  # loads what the grader loads at its first call

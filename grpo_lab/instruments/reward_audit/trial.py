@@ -52,7 +52,7 @@ class Subject:
     pool: GraderPool
     seconds: float
     workers: int
-    accepts_from: float | None = None  # known for an option, whose outcome is 0 or 1
+    accepts_from: float | None = None  # known for an option, whose correctness is 0 or 1
 
     @classmethod
     def function(cls, function: str, seconds: float, workers: int) -> Subject:

@@ -1,4 +1,4 @@
-"""An outcome is 0, 1 or NaN, whoever gives it: training, evaluation and weighted rewards take grades from one place."""
+"""Correctness is 0, 1 or NaN, whoever gives it: training, evaluation and weighted rewards share one check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = ["right", "half", "wrong"]
 
 @dataclass(frozen=True)
 class Own(Reward):
-    """A reward of one's own that gives the three texts these outcomes."""
+    """A reward of one's own that gives the three texts this correctness."""
 
     given: tuple
 
@@ -65,7 +65,7 @@ class Pooled(JudgedApart):
 
     pool: ClassVar[GraderPool] = GraderPool(Path(__file__).with_name("gives_part.py"))
 
-    def known_or_asked(self, problem: Problem, text: str, finished: bool) -> Answer:
+    def known_or_pending(self, problem: Problem, text: str, finished: bool) -> Answer:
         return Answer(problem.answer, text, anywhere=False)
 
 
@@ -84,25 +84,25 @@ ONE = Own(1.0, 0.0, (1.0, 0.0, 0.0))
         lambda partial: Own(1.0, 0.0, (1.0, partial, 0.0)),
         lambda partial: MayFail(1.0, 0.0, (1.0, partial, 0.0)),
         lambda partial: Whole(1.0, 0.0, Grades([1.0, partial, 0.0], {"all": [1.0, 0.0, 0.0]})),
-        # a part that is not the outcome, within a weighted reward
+        # a part that does not decide correctness, within a weighted reward
         lambda partial: Weighted(
             1.0, 0.0, {"main": ONE, "part": Own(1.0, 0.0, (1.0, partial, 0.0))}, {"main": 1.0, "part": 0.5}, "main"
         ),
     ],
     ids=["reward", "may_fail", "grader", "weighted"],
 )
-def test_any_other_outcome_is_an_error_that_says_what_to_return(door, partial: object) -> None:
-    with pytest.raises(ValueError, match=r"gave the outcome .* to the response 'half'.*float\(score >= threshold\)"):
+def test_any_other_correctness_is_an_error_that_says_what_to_return(door, partial: object) -> None:
+    with pytest.raises(ValueError, match=r"gave correctness .* to the response 'half'.*float\(score >= threshold\)"):
         graded(door(partial))
 
 
 def test_the_error_names_the_reward() -> None:
-    with pytest.raises(ValueError, match=r"^Own gave the outcome 0.3 "):
+    with pytest.raises(ValueError, match=r"^Own gave correctness 0.3 "):
         graded(Own(1.0, 0.0, (1.0, 0.3, 0.0)))
 
 
 def test_a_worker_that_gives_a_part_is_refused_too() -> None:
-    with pytest.raises(ValueError, match=r"^Pooled gave the outcome 0.3 to the response 'right'"):
+    with pytest.raises(ValueError, match=r"^Pooled gave correctness 0.3 to the response 'right'"):
         graded(Pooled(1.0, 0.0, seconds=5.0, workers=1))
 
 
@@ -126,20 +126,20 @@ def outcomes():
 for right, wrong in [(True, False), (1, 0), (numpy.float64(1), numpy.float32(0)), (numpy.bool_(True), numpy.int8(0)),
                      (torch.tensor(1.0), torch.tensor(False))]:
     found = outcomes()
-    assert [type(one) for one in found.outcomes] == [float, float], found
-    assert found.outcomes == [1.0, 0.0] and found.components == {"outcome": [2.0, -1.0]}, found
+    assert [type(one) for one in found.correctness] == [float, float], found
+    assert found.correctness == [1.0, 0.0] and found.components == {"outcome": [2.0, -1.0]}, found
 right = 1
 for wrong in ["0", "1", None, numpy.float32(0.5), torch.tensor(0.7), (), 2]:
     try:
         raise AssertionError(outcomes())
     except ValueError as error:
-        assert str(error).startswith(f"Own gave the outcome {wrong!r} to the response 'wrong'"), error
+        assert str(error).startswith(f"Own gave correctness {wrong!r} to the response 'wrong'"), error
 print("all seen")
 """
 
 
 @pytest.mark.extended
-def test_numbers_of_any_type_that_equal_0_or_1_are_outcomes_and_nothing_else_is() -> None:
+def test_numbers_of_any_type_that_equal_0_or_1_are_correctness_and_nothing_else_is() -> None:
     """In a process of its own: under pytest the package's type checks would see them first."""
     done = subprocess.run([sys.executable, "-c", OF_ANY_TYPE], capture_output=True, text=True)
     assert done.stdout == "all seen\n", done.stderr
@@ -156,7 +156,7 @@ def test_a_response_that_cannot_be_graded_is_neither_right_nor_wrong() -> None:
 @pytest.mark.parametrize(
     ("grades", "message"),
     [
-        (Grades([1.0, 0.0], {"all": [1.0, 0.0, 0.0]}), "gave 2 outcomes for 3 responses"),
+        (Grades([1.0, 0.0], {"all": [1.0, 0.0, 0.0]}), "gave 2 values of correctness for 3 responses"),
         (Grades([1.0, 0.0, 0.0], {"all": [1.0]}), "gave 1 all for 3 responses"),
         (Grades([1.0, 0.0, 0.0], {"all": [1.0, math.nan, 0.0]}), "gave nan as all to the response 'half'"),
         (Grades([1.0, 0.0, 0.0], {"all": [1.0, math.inf, 0.0]}), "gave inf as all to the response 'half'"),
@@ -186,7 +186,7 @@ def test_a_score_of_reasoning_gym_is_right_from_the_threshold_on() -> None:
     texts = [r"\boxed{12}", r"\boxed{12 or so}", r"\boxed{13}"]  # the second scores 2 of its 8 characters
     for threshold, outcomes in ((1.0, [1.0, 0.0, 0.0]), (0.25, [1.0, 1.0, 0.0]), (0.26, [1.0, 0.0, 0.0])):
         grades = replace(whole, threshold=threshold).checked_grades([problem] * 3, texts, [True] * 3, [])
-        assert grades.outcomes == outcomes and grades.components == {"outcome": outcomes}
+        assert grades.correctness == outcomes and grades.components == {"outcome": outcomes}
     for threshold in (0.0, 1.5):
         with pytest.raises(ValueError, match="threshold must be above 0 and at most 1"):
             replace(whole, threshold=threshold)

@@ -1,4 +1,4 @@
-"""A world's card: its numbers by hand, its page, and the command that measures it."""
+"""A world's profile: its numbers by hand, its page, and the command that measures it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from world_profiles.__main__ import worlds
-from world_profiles.profile import SAVED, Fit, card_text, cards_table, documented_cards, measure_card, read_cards
+from world_profiles.profile import (
+    SAVED,
+    Fit,
+    documented_profiles,
+    measure_profile,
+    profile_text,
+    profiles_table,
+    read_profiles,
+)
 
 from grpo_lab.analysis.sources.answers import COLUMNS
 from grpo_lab.analysis.sources.sweep_data import RunData, SweepData, assemble
@@ -51,11 +59,11 @@ def sweep(name: str, arms: dict[str, float]) -> SweepData:
     return assemble(SweepRecord(name, name, None, [], [], None, None, records), runs, "made by hand")
 
 
-def test_every_quantity_of_a_card_by_hand() -> None:
-    runs, updates = sweep("card", {"plain": 0.0}), sweep("card_updates", {"four": 0.0, "trust_region": 0.02})
-    card = measure_card("made", runs, updates, Fit(budget=40, share=0.95, needed_95=38.0))
-    rows = dict(card["rows"])
-    assert (card["world"], card["bases"], card["runs"]) == ("made", 2, 4)
+def test_every_quantity_of_a_profile_by_hand() -> None:
+    runs, updates = sweep("profile", {"plain": 0.0}), sweep("profile_updates", {"four": 0.0, "trust_region": 0.02})
+    profile = measure_profile("made", runs, updates, Fit(budget=40, share=0.95, needed_95=38.0))
+    rows = dict(profile["rows"])
+    assert (profile["world"], profile["bases"], profile["runs"]) == ("made", 2, 4)
     # Bases start at 0.205, the mean of two seeds, and end at 0.305 and 0.405: two are too few for an interval.
     assert rows["held-out, step 0"] == "0.205" and rows["held-out, last step"] == "0.355 (0.305 and 0.405)"
     assert rows["headroom, held-out"].startswith("0.795")
@@ -75,41 +83,41 @@ def test_every_quantity_of_a_card_by_hand() -> None:
     assert rows["held-out: sd between base models"].startswith("0.071")
     # Half of four samples right on 16 questions: sqrt(16 * (1/4) / 3) / 16.
     assert rows["held-out: sampling sd of the evaluation"] == f"{(16 / 12) ** 0.5 / 16:.3f}"
-    text = card_text(card)
+    text = profile_text(profile)
     assert text.startswith("world=made: 4 runs on 2 base models") and all(name in text for name in rows)
 
 
-def test_a_card_of_unfinished_runs_is_refused() -> None:
-    runs, updates = sweep("card", {"plain": 0.0}), sweep("card_updates", {"four": 0.0})
+def test_a_profile_of_unfinished_runs_is_refused() -> None:
+    runs, updates = sweep("profile", {"plain": 0.0}), sweep("profile_updates", {"four": 0.0})
     runs.runs.loc[0, "status"] = "partial"
-    with pytest.raises(ValueError, match="card has unfinished runs: give the same command again"):
-        measure_card("made", runs, updates, Fit(40, 1.0, 38.0))
+    with pytest.raises(ValueError, match="profile has unfinished runs: give the same command again"):
+        measure_profile("made", runs, updates, Fit(40, 1.0, 38.0))
 
 
-def test_cards_stand_side_by_side(tmp_path: Path) -> None:
+def test_profiles_stand_side_by_side(tmp_path: Path) -> None:
     for world, rows in (("a", [["x", "1"], ["y", "2"]]), ("b", [["x", "3"]])):
         (tmp_path / f"{world}.json").write_text(json.dumps({"world": world, "rows": rows}))
-    table = cards_table(read_cards(tmp_path)).splitlines()
+    table = profiles_table(read_profiles(tmp_path)).splitlines()
     assert table == ["| measured | a | b |", "|---|---|---|", "| x | 1 | 3 |", "| y | 2 | - |"]
 
 
 @pytest.mark.extended
-def test_every_world_of_a_tiny_model_has_a_card() -> None:
+def test_every_world_of_a_tiny_model_has_a_profile() -> None:
     assert worlds() == [path.stem for path in sorted(SAVED.glob("*.json"))]
 
 
-def test_the_page_of_worlds_shows_the_saved_cards() -> None:
-    assert [path for path, text in documented_cards().items() if path.read_text() != text] == [], "run `make docs`"
+def test_the_page_of_worlds_shows_the_saved_profiles() -> None:
+    assert [path for path, text in documented_profiles().items() if path.read_text() != text] == [], "run `make docs`"
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_the_command_measures_a_world(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "world_profiles", "tiny", "evaluation=standard", "budget.amount=8"]
-    words += ["design.seeds=2", "design.bases=2", "--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "cards")]
+    words += ["design.seeds=2", "design.bases=2", "--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "profiles")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "analysis")))}
     done = subprocess.run(words, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0, done.stderr
-    (card,) = read_cards(tmp_path / "cards")
-    assert card["world"] == "tiny" and card["bases"] == 2 and card["runs"] == 4
-    assert card_text(card) in done.stdout
+    (profile,) = read_profiles(tmp_path / "profiles")
+    assert profile["world"] == "tiny" and profile["bases"] == 2 and profile["runs"] == 4
+    assert profile_text(profile) in done.stdout
