@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from grpo_lab.analysis.report.reader import read_rollouts
 from grpo_lab.analysis.table_rows import aligned
+from grpo_lab.config.stages import LearnerSettings
 from grpo_lab.distributed.device import choose_device
 from grpo_lab.instruments.microscope.exact import (
     Bias,
@@ -159,7 +160,13 @@ def _of_file(request: LookRequest) -> Loaded:
         if "prompt_ids" not in table:
             raise ValueError(f"{request.source} has no column prompt_ids, which a model reads: add it")
         run = option_set("", step.rollouts.group_size, len(step.rollouts.problems), 0).run
-        policy = _policy(Path(request.weights), f"weights in {request.weights}", run, request.temperature)
+        policy = _policy(
+            Path(request.weights),
+            f"weights in {request.weights}",
+            run.device,
+            run.learner_settings,
+            request.temperature,
+        )
     if "old" not in step.policies:
         notes.append("no token_old_logprob: the sampler's log-probs stand for the old policy's")
         step = with_logprobs(step, old=step.rollouts.sampler_logprobs)
@@ -190,10 +197,13 @@ def _of_run(request: LookRequest) -> Loaded:
         )
     at = named[str(since)]
     describe = "the weights that RL began with" if at == 0 else f"the checkpoint after step {at}"
-    policy = _policy(known[at], describe, run, run.engine.temperature, record)
+    loaded = partial(
+        _policy, device=run.device, learning=run.learner_settings, temperature=run.engine.temperature, record=record
+    )
+    policy = loaded(known[at], describe)
     before = policy if at == number - 1 else None
     if before is None and number - 1 in known:
-        before = _policy(known[number - 1], f"weights before step {number}", run, run.engine.temperature, record)
+        before = loaded(known[number - 1], f"weights before step {number}")
     step = _scored(step, policy)
     if "old" not in step.policies:
         if before is not None:
@@ -222,7 +232,8 @@ def _second(policy: Policy, rollouts: Any, collision: bool) -> torch.Tensor:
 def _reference(record: RunRecord, start: Path) -> Policy:
     if record.run.reference.changes:
         raise ValueError("these options read the reference, which changes in this run and is not kept: leave them out")
-    return _policy(start, "the reference", record.run, record.run.engine.temperature, record)
+    run = record.run
+    return _policy(start, "the reference", run.device, run.learner_settings, run.engine.temperature, record)
 
 
 def _weights_of(record: RunRecord) -> dict[int, Path]:
@@ -235,16 +246,18 @@ def _weights_of(record: RunRecord) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _policy(folder: Path, name: str, run: Any, temperature: float, record: RunRecord | None = None) -> Policy:
+def _policy(
+    folder: Path, name: str, device: str, learning: LearnerSettings, temperature: float, record: RunRecord | None = None
+) -> Policy:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no model: give a folder that transformers loads, with config.json")
     if record is not None and folder.is_relative_to(record.folder) and folder.name.startswith("step="):
         check_manifest(folder, record.described["run_key"])
     logging.disable_progress_bar()
-    model = load_model(folder, run.learner_precision.lm_head) if record is None else _learner(folder, record)
-    device = choose_device(run.device)
-    microbatching = replace(run.microbatching, packs=False)
-    return Policy(model.to(device), name, temperature, run.learner_precision, microbatching, device)  # pyright: ignore
+    model = load_model(folder, learning.precision.lm_head) if record is None else _learner(folder, record)
+    at = choose_device(device)
+    microbatching = replace(learning.microbatching, packs=False)
+    return Policy(model.to(at), name, temperature, learning.precision, microbatching, at)  # pyright: ignore
 
 
 def _learner(folder: Path, record: RunRecord) -> PreTrainedModel:
