@@ -63,11 +63,6 @@ demo-real: $(STAMP) ## a pretrained model learns: SmolLM2-135M, two arms, three 
 sweep: $(STAMP) ## run every run of +experiments=EXP that is not finished (LAUNCHER=slurm or ray; ARGS: further overrides)
 	@$(BIN)/python -m grpo_lab.train '+experiments=$(EXP)' 'runs_dir=$(RUNS)' hydra/launcher=$(LAUNCHER) $(ARGS)
 
-recipes: $(STAMP) ## the 26 recipes whose sampler never lags behind, 3 seeds each, and their table (over an hour on two cores)
-	@$(BIN)/python -m grpo_lab.train +experiments=recipes 'runs_dir=$(RUNS)' $(ARGS)
-	@$(BIN)/grpo-lab data recipes --runs '$(RUNS)'
-	@$(BIN)/grpo-lab figures recipes --runs '$(RUNS)'
-
 data: $(STAMP) ## save the numbers of the sweep EXP beside its declaration, so that its figures need no runs
 	@$(BIN)/grpo-lab data '$(EXP)' --runs '$(RUNS)'
 
