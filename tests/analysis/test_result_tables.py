@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -81,6 +82,12 @@ def test_a_row_per_prediction_has_its_word(dapo: Tables) -> None:
     assert dapo.verdict["verdict"].tolist() == [one.verdict for one in judged] and len(judged) > 0
     assert dapo.verdict["estimate"].tolist() == [one.difference.mean for one in judged]
     assert dapo.verdict["p_holm"].tolist() == [one.holm for one in judged]
+
+
+def test_every_column_of_effects_and_verdict_is_documented(dapo: Tables) -> None:
+    for name in ("effects", "verdict"):
+        text = vars(Tables)[name].__doc__
+        assert [one for one in getattr(dapo, name) if not re.search(rf"\b{one}\b", text)] == [], name
 
 
 def test_one_line_loads_them_and_an_unknown_sweep_is_refused() -> None:
