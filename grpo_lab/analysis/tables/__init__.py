@@ -61,7 +61,8 @@ class Tables:
         low and high. p_adjusted accounts for the `family` of contrasts of one kind on one metric, by the `correction`
         named. `minimum_detectable` is the true effect found with 80% power, `harm` the chance to lose over 2 points on
         another base model. `not_reported` says why there is no interval; `alive` is then the effect in the `n_alive`
-        pairs without a collapse, with its interval in alive_low and alive_high. `n_collapsed_with` and `n_collapsed_without` count collapsed runs with and without the trick.
+        pairs without a collapse, with its interval in alive_low and alive_high. `n_collapsed_with` and
+        `n_collapsed_without` count collapsed runs with and without the trick.
         """
         return effects_table(self.data, self.finals).rename(columns={"effect": "mean", "n_pairs": "n"})
 
