@@ -160,13 +160,8 @@ def _of_file(request: LookRequest) -> Loaded:
         if "prompt_ids" not in table:
             raise ValueError(f"{request.source} has no column prompt_ids, which a model reads: add it")
         run = option_set("", step.rollouts.group_size, len(step.rollouts.problems), 0).run
-        policy = _policy(
-            Path(request.weights),
-            f"weights in {request.weights}",
-            run.device,
-            run.learner_settings,
-            request.temperature,
-        )
+        weights = Path(request.weights)
+        policy = _policy(weights, f"weights in {weights}", run.device, run.learner_settings, request.temperature)
     if "old" not in step.policies:
         notes.append("no token_old_logprob: the sampler's log-probs stand for the old policy's")
         step = with_logprobs(step, old=step.rollouts.sampler_logprobs)
