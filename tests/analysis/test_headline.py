@@ -19,7 +19,7 @@ from grpo_lab.config.hydra_setup import bootstrap
 DOWNSTREAM, HELDOUT = "downstream accuracy", "held-out accuracy, evaluation protocol"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("sweep", "counted", "found"),
     [

@@ -133,6 +133,7 @@ def test_what_a_run_stores_is_the_format(plain: Path, tmp_path: Path) -> None:
     assert np.abs(moved - 1).max() > 0.02, "one step later the policy has moved"
 
 
+@pytest.mark.extended
 def test_the_report_of_a_sweep_shows_what_was_looked_at(plain: Path, tmp_path: Path) -> None:
     runs = plain.parents[1]
     entry = RunEntry("plain", "", 0, plain.relative_to(runs).as_posix())

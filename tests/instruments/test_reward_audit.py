@@ -63,6 +63,7 @@ def test_an_answer_is_written_in_the_form_of_the_reward() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "attack"),
     [

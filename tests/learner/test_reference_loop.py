@@ -388,7 +388,7 @@ def test_rows_without_signal_are_left_out_and_the_gradient_stays(tmp_path: Path,
     assert min(update.rows for step in recording.steps for update in step.updates) < 16
 
 
-@pytest.mark.few(1)
+@pytest.mark.extended  # `held` compares the stamps of every variant too
 @pytest.mark.parametrize("name", tiered(SCHEDULES))
 def test_each_token_was_drawn_by_the_weights_that_its_stamp_names(tmp_path: Path, tiny_base: Path, name: str) -> None:
     with in_double_precision():

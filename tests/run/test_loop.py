@@ -189,8 +189,8 @@ def test_a_controllers_state_survives_the_checkpoint(tmp_path: Path) -> None:
     assert resumed["entropy_coef"] == pytest.approx(4 * 0.005), "it went on from that of step 2"
 
 
-# One controller; the test before this one goes on from its checkpoint with another.
-@pytest.mark.parametrize("option", ["k3_loss_adaptive", pytest.param("k1_reward_adaptive", marks=pytest.mark.extended)])
+@pytest.mark.extended  # the test before this one goes on from the checkpoint of another controller
+@pytest.mark.parametrize("option", ["k3_loss_adaptive", "k1_reward_adaptive"])
 def test_a_kl_coefficient_that_follows_a_target_goes_on_after_a_kill(tmp_path: Path, option: str) -> None:
     """The lines of the log after the cut are those of the run that was not cut, and the coefficients that of the KL."""
     overrides = [f"kl={option}", "kl.kl_coef=0.1", "kl.target=0.1", "kl.horizon=128", "budget.amount=4"]

@@ -463,6 +463,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.extended
 def test_a_dry_run_says_what_is_tuned_and_starts_nothing(experiment: Path, capfd: pytest.CaptureFixture) -> None:
     tuned_sweep(experiment / "runs", "hydra.sweeper.dry_run=true")
     said = capfd.readouterr().err

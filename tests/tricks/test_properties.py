@@ -720,6 +720,7 @@ def sum_of_shares(run: RunConfig, inputs: StepInputs, scene: Scene, parts) -> tu
     return sum(losses), sum(gradients)
 
 
+@pytest.mark.few(40)
 @by_loss()
 @examples(2)
 @given(seeds, st.integers(2, 3), st.integers(2, 4), st.randoms(use_true_random=False))
@@ -735,6 +736,7 @@ def test_no_split_over_ranks_moves_the_gradient(case, seed, problems, size, rand
     assert_close(ranks[1], whole[1], TOLERANCE, "gradient")
 
 
+@pytest.mark.few(40)
 @by_loss()
 @examples(2)
 @given(seeds, st.integers(2, 3), st.integers(2, 4))
