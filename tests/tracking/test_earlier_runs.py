@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from grpo_lab.analysis.sources.run_folders import read_runs
 from grpo_lab.config.hydra_setup import compose_config
 from grpo_lab.run.identity import check_folder, run_identity
 from grpo_lab.tracking.files import write_json
+from grpo_lab.tracking.renames import MEMORY_FIELDS, with_fields
 from grpo_lab.tracking.sweep_record import FILE, RunEntry, read_sweep
+from grpo_lab.tricks.curriculum import Memory
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COMMAND = ("world=tiny", "budget.amount=2", "evaluation=brief", "evaluation.every=1", "checkpoint_every=1")
@@ -37,6 +40,14 @@ def test_a_sweep_of_before_is_read_under_todays_names(tmp_path: Path) -> None:
     assert record.runs == [RunEntry("a", "", 0, "a/seed=0")] and record.declared[0]["runs_started_before"] == 2
     with pytest.warns(DeprecationWarning, match=r"SweepRecord.cells is now called runs"):
         assert record.cells == record.runs  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_curriculums_memory_of_before_is_read_under_todays_names() -> None:
+    state = replace(Memory.of(3), drawn_at={1: 4}, repeats={1: 2}).to_state()
+    for old, new in MEMORY_FIELDS.items():
+        state[old] = state.pop(new)
+    memory = Memory(**with_fields(state, MEMORY_FIELDS))
+    assert memory.drawn_at == {1: 4} and memory.replayed == 2
 
 
 def test_its_numbers_are_read_under_todays_names(earlier: Path) -> None:
