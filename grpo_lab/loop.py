@@ -157,10 +157,10 @@ def saved_if_stopped(state: RunState, queue: RolloutQueue, recorder: Recorder, f
 
 def follow(run: RunConfig, device: torch.device, folder: Path) -> None:
     """Do the same training as `start` on every rank but the first, without writing or printing."""
-    outcome_of_first: Any = ranks.from_first(None)
-    if outcome_of_first is None:  # the run is finished
+    sent: Any = ranks.from_first(None)
+    if sent is None:  # the run is finished
         return
-    newest, training, key = outcome_of_first
+    newest, training, key = sent
     with contextlib.ExitStack() as opened:
         with remedied("open"):
             inputs = read_inputs(run, training)

@@ -27,7 +27,7 @@ _MARKS = ("o", "s", "^")
 
 
 def draw_shares(study: Study) -> Drawn:
-    """`cluster_cost_shares`: a bar per model, number of GPUs and schedule, divided by what the GPUs do."""
+    """`cluster_cost_shares`: a bar per model, GPU count and schedule, split by GPU activity."""
     table, models, sizes = study.grid, list(study.shapes), study.given["gpu_counts"]
     most = table[table.gpus == max(sizes)]
     lost, left = most[most.schedule == SYNC].stragglers, most[most.schedule == IN_FLIGHT]

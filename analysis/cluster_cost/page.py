@@ -112,7 +112,7 @@ def grid_table(study: Study) -> str:
 
 
 def cap_table(study: Study) -> str:
-    """Gpu-hours by cap on responses."""
+    """GPU-hours by cap on responses."""
     rows = [
         [f"{row['cap']:,}", f"{row['mean']:,.0f}", f"{row[SYNC]:,.0f}", f"{row[IN_FLIGHT]:,.0f}"]
         for row in study.by_cap.to_dict("records")
@@ -149,7 +149,7 @@ def transfers_table(study: Study) -> str:
 
 
 def lag_table(study: Study) -> str:
-    """Gpu-hours by the bound on staleness."""
+    """GPU-hours by the bound on staleness."""
     rows = [[str(row.lag), f"{row.hours:,.0f}"] for row in rows_of(study.by_lag)]
     return _table(["steps behind, at most", "GPU-hours"], rows)
 

@@ -112,7 +112,7 @@ class Study:
         return [cluster for cluster in clusters if cluster.learner.fits != "no"]
 
     def gpu_hours(self, scenario: Scenario) -> float:
-        """Gpu-hours of a whole question."""
+        """GPU-hours of a whole question."""
         return self.runs * self.given["question"]["steps"] * scenario.step.seconds * scenario.cluster.gpus / _HOUR
 
     @cached_property

@@ -1207,11 +1207,24 @@ def test_every_rule_that_says_idle_is_tried_against_gradients() -> None:
     assert set(IDLE_SETTINGS) == idle - {"reference_is_not_read", "rank_is_not_read", "token_credit_is_not_learnt"}
 
 
+@pytest.mark.parametrize("name", IDLE_SETTINGS)
+def test_what_is_said_to_be_a_no_op_moves_no_gradient(name: str) -> None:
+    """Each such option of the rule's first axis, against the one that does nothing."""
+    setting, axis = IDLE_SETTINGS[name], RULES[name].axes[0]
+    options = [option for option in objects()[axis].values() if option != off_option(axis)]
+    runs = [(option, setting.run(**{axis: option})) for option in options]
+    no_ops = [option for option, run in runs if not broken_rules(run).errors and name in broken(run)]
+    assert no_ops
+    expected = setting.gradient(**{axis: off_option(axis)})
+    for option in no_ops:
+        assert (setting.gradient(**{axis: option}) - expected).abs().max() <= IDLE, option
+
+
 MANY = 4  # idle options, each of which is tried beside a quarter of the others
 WITH_MANY = [name for name in IDLE_SETTINGS if len(CHOICES[RULES[name].axes[0]]) > MANY]
 
 
-@pytest.mark.extended  # each idle option alone is in make test
+@pytest.mark.extended  # without other options: the test above
 @pytest.mark.parametrize(
     "name,every",
     [(name, False) for name in IDLE_SETTINGS]

@@ -528,7 +528,7 @@ def test_weights_are_sent_once_they_are_computed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.vllm
 def test_what_is_sent_between_gpus_is_what_vllm_asks_for() -> None:
-    """NCCL itself needs two GPUs; vLLM's own check of names, types and shapes against what is sent does not."""
+    """Without NCCL, which needs two GPUs: vLLM's own check of the names, types and shapes that are sent."""
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightTransferInitRequest
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 

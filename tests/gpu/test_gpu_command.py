@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: what it refuses, what it keeps when a part fails, and its parts at the size of a test."""
+"""`make gpu` without a GPU: refusals, results kept when a part fails, and each part at test size."""
 
 from __future__ import annotations
 

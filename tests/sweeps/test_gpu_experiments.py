@@ -1,4 +1,4 @@
-"""Experiments for a GPU: what each states about its cost is what the measured step says."""
+"""Experiments for a GPU: the cost that each states follows from the measured step."""
 
 from __future__ import annotations
 
